@@ -1,0 +1,25 @@
+"""One frozen network, many domains: CovNorm (Li & Vasconcelos, CVPR 2019) for PyTorch."""
+
+__version__ = "0.1.0"
+
+from .backbones import load_backbone
+from .covnorm import PRESETS, absorb_, collect, normalize_
+from .domain import Domain
+from .errors import CovNormError, CovNormWarning
+from .moments import Moments
+from .network import MultiDomainNetwork
+from .sites import Site
+
+__all__ = [
+    "PRESETS",
+    "CovNormError",
+    "CovNormWarning",
+    "Domain",
+    "Moments",
+    "MultiDomainNetwork",
+    "Site",
+    "absorb_",
+    "collect",
+    "load_backbone",
+    "normalize_",
+]

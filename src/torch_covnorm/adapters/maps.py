@@ -1,0 +1,158 @@
+"""The matrix A of an adapter, in its three forms: full, low-rank C·W, and CovNorm C·M·W.
+
+Each is ``y = A x + b`` on the channels of a Conv2d site's (n, d, h, w) or a Linear site's (…, d).
+A map lists its factors right to left, in the order in which they meet x.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..normalize import Factors
+
+
+class LinearMap(nn.Module):
+    """``y = F_m … F_1 x + b``; subclasses say which factors there are."""
+
+    form: str
+
+    def __init__(self, spatial: bool, d_out: int) -> None:
+        super().__init__()
+        self.spatial = spatial
+        self.bias = nn.Parameter(torch.zeros(d_out))
+
+    @property
+    def factors(self) -> tuple[nn.Parameter, ...]:
+        """F_1, …, F_m: each (k_i, k_{i-1}), with k_0 = d_in and k_m = d_out."""
+        raise NotImplementedError
+
+    @property
+    def offset(self) -> Tensor:
+        """b (d_out,): the output where x = 0."""
+        return self.bias
+
+    @property
+    def ranks(self) -> list[int]:
+        """The inner dimensions k_1 … k_{m-1}; enough, with the site, to build the map anew."""
+        return [len(f) for f in self.factors[:-1]]
+
+    def matrix(self) -> Tensor:
+        """The product F_m … F_1 (d_out, d_in): A, or what stands for it."""
+        out: Tensor = self.factors[0]
+        for factor in self.factors[1:]:
+            out = factor @ out
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        for factor in self.factors[:-1]:
+            x = self._through(x, factor, None)
+        return self._through(x, self.factors[-1], self.bias)
+
+    def _through(self, x: Tensor, factor: Tensor, bias: Tensor | None) -> Tensor:
+        if self.spatial:
+            return F.conv2d(x, factor[:, :, None, None], bias)
+        return F.linear(x, factor, bias)
+
+    def train_only(self, names: tuple[str, ...]) -> None:
+        """Let these of the factors train, and the bias; freeze the others."""
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(name == "bias" or name in names)
+
+    def paper_count(self) -> int:
+        """Parameters as the paper counts them: the matrices, without biases."""
+        return sum(f.numel() for f in self.factors)
+
+
+class FullMap(LinearMap):
+    """A (d_out, d_in), Gaussian at first as in the paper (standard deviation 0.01)."""
+
+    form = "full"
+
+    def __init__(self, spatial: bool, d_in: int, d_out: int) -> None:
+        super().__init__(spatial, d_out)
+        self.A = nn.Parameter(0.01 * torch.randn(d_out, d_in))
+
+    @property
+    def factors(self) -> tuple[nn.Parameter, ...]:
+        return (self.A,)
+
+
+class LowRankMap(LinearMap):
+    """C W with C (d_out, r) and W (r, d_in): 2 r d parameters. Gaussian at first (FTA)."""
+
+    form = "lowrank"
+
+    def __init__(self, spatial: bool, d_in: int, d_out: int, r: int) -> None:
+        super().__init__(spatial, d_out)
+        # W keeps the variance of x and C is as small as a fresh A, so y starts as small as RA's.
+        self.W = nn.Parameter(torch.randn(r, d_in) / d_in**0.5)
+        self.C = nn.Parameter(0.01 * torch.randn(d_out, r))
+
+    @property
+    def factors(self) -> tuple[nn.Parameter, ...]:
+        return (self.W, self.C)
+
+
+class CovNormMap(LinearMap):
+    """``C M W (x - mu_x) + mu_y`` (eq. 8): W (kx, d_in), M (ky, kx), C (d_out, ky).
+
+    The constants are two biases: ``-W mu_x`` behind W, so that M always sees centred features
+    while it is tuned, and mu_y behind C.
+    """
+
+    form = "covnorm"
+
+    def __init__(self, spatial: bool, d_in: int, d_out: int, kx: int, ky: int) -> None:
+        super().__init__(spatial, d_out)
+        self.W = nn.Parameter(torch.zeros(kx, d_in))
+        self.M = nn.Parameter(torch.zeros(ky, kx))
+        self.C = nn.Parameter(torch.zeros(d_out, ky))
+        self.whitened_mean = nn.Parameter(torch.zeros(kx))
+
+    @classmethod
+    def from_factors(cls, spatial: bool, factors: Factors) -> CovNormMap:
+        """The map of eq. 8 with the given factors, rounded to the default dtype."""
+        (kx, d_in), (d_out, ky) = factors.W.shape, factors.C.shape
+        new = cls(spatial, d_in, d_out, kx, ky)
+        with torch.no_grad():
+            for name in ("W", "M", "C"):
+                getattr(new, name).copy_(getattr(factors, name))
+            new.whitened_mean.copy_(factors.W @ factors.mu_x)
+            new.bias.copy_(factors.mu_y)
+        return new
+
+    @property
+    def factors(self) -> tuple[nn.Parameter, ...]:
+        return (self.W, self.M, self.C)
+
+    @property
+    def offset(self) -> Tensor:
+        return self.bias - self.C @ (self.M @ self.whitened_mean)
+
+    def forward(self, x: Tensor) -> Tensor:
+        w = self._through(x, self.W, -self.whitened_mean)
+        return self._through(self._through(w, self.M, None), self.C, self.bias)
+
+    def absorbed(self) -> LowRankMap:
+        """M multiplied into the larger side: kx > ky keeps C and ``M W``, else W and ``C M``.
+
+        What remains has ``2 d min(kx, ky)`` parameters and the same output.
+        """
+        with torch.no_grad():
+            W, M, C = (f.double() for f in self.factors)
+            into_W = len(W) > C.shape[1]
+            W, C = (M @ W, C) if into_W else (W, C @ M)
+            new = LowRankMap(self.spatial, W.shape[1], len(C), len(W)).to(self.C)
+            new.W.copy_(W)
+            new.C.copy_(C)
+            mean = self.whitened_mean.double()
+            new.bias.copy_(self.bias.double() - C @ (M @ mean if into_W else mean))
+        return new
+
+
+def build_map(form: str, spatial: bool, d_in: int, d_out: int, ranks: list[int]) -> LinearMap:
+    """A fresh map of a form, with its inner dimensions as `LinearMap.ranks` lists them."""
+    forms = {m.form: m for m in (FullMap, LowRankMap, CovNormMap)}
+    return forms[form](spatial, d_in, d_out, *ranks)

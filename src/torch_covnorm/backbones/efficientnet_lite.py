@@ -1,0 +1,138 @@
+"""EfficientNet-Lite0 (no squeeze-excite, ReLU6), with timm's key names."""
+
+from __future__ import annotations
+
+import re
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# expansion, kernel, stride, channels, repeats
+STAGES = (
+    (1, 3, 1, 16, 1),
+    (6, 3, 2, 24, 2),
+    (6, 5, 2, 40, 2),
+    (6, 3, 2, 80, 3),
+    (6, 5, 1, 112, 3),
+    (6, 5, 2, 192, 4),
+    (6, 3, 1, 320, 1),
+)
+# What the published ImageNet weights expect: RGB in [0, 255] → (x - 127) / 128.
+PREPROCESSING = {"size": 224, "mean": [127 / 255] * 3, "std": [128 / 255] * 3}
+
+
+class SameConv2d(nn.Conv2d):
+    """TensorFlow's "same" padding: as much as the output size needs, the odd pixel behind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pads = []
+        for axis in (1, 0):
+            size, stride, k = x.shape[2 + axis], self.stride[axis], self.kernel_size[axis]
+            total = max((-(-size // stride) - 1) * stride + k - size, 0)
+            pads += [total // 2, total - total // 2]
+        return F.conv2d(F.pad(x, pads), self.weight, self.bias, self.stride, 0, 1, self.groups)
+
+
+def _norm(d: int) -> nn.BatchNorm2d:
+    return nn.BatchNorm2d(d, eps=1e-3)
+
+
+class SeparableBlock(nn.Module):
+    """The first stage: depthwise convolution, projection."""
+
+    def __init__(self, d_in: int, d: int, kernel: int) -> None:
+        super().__init__()
+        self.conv_dw = SameConv2d(d_in, d_in, kernel, groups=d_in, bias=False)
+        self.bn1 = _norm(d_in)
+        self.conv_pw = nn.Conv2d(d_in, d, 1, bias=False)
+        self.bn2 = _norm(d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn2(self.conv_pw(F.relu6(self.bn1(self.conv_dw(x)))))
+
+
+class InvertedBlock(nn.Module):
+    """Expansion, depthwise convolution, projection; a shortcut where shapes agree."""
+
+    def __init__(self, d_in: int, d: int, expansion: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        wide = d_in * expansion
+        self.conv_pw = nn.Conv2d(d_in, wide, 1, bias=False)
+        self.bn1 = _norm(wide)
+        self.conv_dw = SameConv2d(wide, wide, kernel, stride, groups=wide, bias=False)
+        self.bn2 = _norm(wide)
+        self.conv_pwl = nn.Conv2d(wide, d, 1, bias=False)
+        self.bn3 = _norm(d)
+        self.shortcut = stride == 1 and d_in == d
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu6(self.bn1(self.conv_pw(x)))
+        y = F.relu6(self.bn2(self.conv_dw(y)))
+        y = self.bn3(self.conv_pwl(y))
+        return x + y if self.shortcut else y
+
+
+class EfficientNetLite0(nn.Module):
+    """4,652,008 parameters with its 1000-class head: (n, 3, h, w) → (n, classes)."""
+
+    preprocessing = PREPROCESSING
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__()
+        self.conv_stem = SameConv2d(3, 32, 3, 2, bias=False)
+        self.bn1 = _norm(32)
+        stages: list[nn.Module] = []
+        d = 32
+        for expansion, kernel, stride, channels, repeats in STAGES:
+            blocks: list[nn.Module] = []
+            for i in range(repeats):
+                if expansion == 1:
+                    blocks.append(SeparableBlock(d, channels, kernel))
+                else:
+                    step = stride if i == 0 else 1
+                    blocks.append(InvertedBlock(d, channels, expansion, kernel, step))
+                d = channels
+            stages.append(nn.Sequential(*blocks))
+        self.blocks = nn.Sequential(*stages)
+        self.conv_head = nn.Conv2d(d, 1280, 1, bias=False)
+        self.bn2 = _norm(1280)
+        self.classifier = nn.Linear(1280, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.blocks(F.relu6(self.bn1(self.conv_stem(x))))
+        x = F.relu6(self.bn2(self.conv_head(x)))
+        return self.classifier(x.mean((2, 3)))
+
+
+_TOP = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
+_FIRST = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+_OTHERS = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
+_OTHERS |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
+_PLACES = [(s, i) for s, stage in enumerate(STAGES) for i in range(stage[-1])]
+
+
+def from_state_dict(state: dict[str, Tensor]) -> EfficientNetLite0 | None:
+    """The Lite0 of a state dict in timm's or the package's names; None: another net."""
+    if "_conv_stem.weight" in state:
+        state = {_renamed(k): v for k, v in state.items()}
+    if "conv_stem.weight" not in state or "blocks.6.0.conv_pwl.weight" not in state:
+        return None
+    net = EfficientNetLite0(len(state.get("classifier.weight", range(1000))))
+    own = net.state_dict()
+    if any(k in own and v.shape != own[k].shape for k, v in state.items()):
+        return None  # Lite1 … Lite4
+    missing, unexpected = net.load_state_dict(state, strict=False)
+    optional = {"classifier.weight", "classifier.bias"}
+    return net if not unexpected and set(missing) <= optional else None
+
+
+def _renamed(key: str) -> str:
+    block = re.match(r"_blocks\.(\d+)\.(\w+)\.(.+)", key)
+    if block:
+        number, layer, rest = int(block[1]), block[2], block[3]
+        if number >= len(_PLACES):
+            return key
+        stage, place = _PLACES[number]
+        return f"blocks.{stage}.{place}.{(_OTHERS if number else _FIRST).get(layer, layer)}.{rest}"
+    layer, _, rest = key.partition(".")
+    return f"{'classifier' if layer == '_fc' else _TOP.get(layer, layer)}.{rest}"

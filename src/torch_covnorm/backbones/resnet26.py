@@ -1,0 +1,93 @@
+"""ResNet-26 of the Visual Decathlon (Rebuffi 2017)."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import CovNormError
+
+
+class Block(nn.Module):
+    """Two 3×3 convolutions; the shortcut halves the image and doubles the channels with zeros."""
+
+    def __init__(self, d_in: int, d: int) -> None:
+        super().__init__()
+        self.halves = d_in != d
+        self.conv1 = nn.Conv2d(d_in, d, 3, 2 if self.halves else 1, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(d)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(d, d, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(d)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        if self.halves:
+            x = F.avg_pool2d(x, 2)
+            x = torch.cat([x, torch.zeros_like(x)], 1)
+        return F.relu(y + x)
+
+
+class ResNet26(nn.Module):
+    """Stem 3 → 32, three stages of four blocks at 64, 128 and 256, BN + ReLU, pool, head.
+
+    (n, 3, h, w) → (n, classes); 64 px in the Decathlon.
+    """
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 32, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(32)
+        self.layer1, self.layer2, self.layer3 = (
+            nn.Sequential(Block(d // 2, d), *(Block(d, d) for _ in range(3)))
+            for d in (64, 128, 256)
+        )
+        self.end_bn = nn.BatchNorm2d(256)
+        self.fc = nn.Linear(256, num_classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        x = F.relu(self.end_bn(x))
+        return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+# The residual-adapter authors' names, of the first task, and ours.
+_PUBLISHED = (
+    (r"^pre_layers_conv\.conv\.", "conv1."),
+    (r"^pre_layers_conv\.bns\.0\.", "bn1."),
+    (r"\.conv1\.conv\.", ".conv1."),
+    (r"\.conv1\.bns\.0\.", ".bn1."),
+    (r"\.conv2\.1\.conv\.", ".conv2."),
+    (r"\.conv2\.1\.bns\.0\.", ".bn2."),
+    (r"^end_bns\.0\.0\.", "end_bn."),
+    (r"^linears\.0\.", "fc."),
+)
+
+
+def from_state_dict(state: dict[str, Tensor]) -> ResNet26 | None:
+    """The ResNet-26 of a state dict in our names or the published ones; None: it is another net."""
+    if "pre_layers_conv.conv.weight" in state:
+        if any(".parallel_conv." in k or re.search(r"\.bns\.\d+\.0\.conv\.", k) for k in state):
+            raise CovNormError(
+                "this ResNet-26 was trained with adapters inside: it is no plain backbone; "
+                "use one trained in the mode 'normal'"
+            )
+        state = {_renamed(k): v for k, v in state.items()}
+    if "layer3.3.conv2.weight" not in state or "end_bn.weight" not in state:
+        return None
+    net = ResNet26(len(state["fc.weight"]) if "fc.weight" in state else 1000)
+    missing, unexpected = net.load_state_dict(state, strict=False)
+    return net if not unexpected and set(missing) <= {"fc.weight", "fc.bias"} else None
+
+
+def _renamed(key: str) -> str:
+    for old, new in _PUBLISHED:
+        key = re.sub(old, new, key)
+    return key

@@ -1,0 +1,65 @@
+"""VGG16 (Simonyan & Zisserman), the paper's network; torchvision's key names."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # 0: pool
+
+
+class VGG16(nn.Module):
+    """13 convolutions, then fc6, fc7 and the head; or, with ``fc=False``, a pooled head alone.
+
+    Without the fc layers images of any size from 32 px will do: (n, 3, h, w) → (n, classes).
+    """
+
+    def __init__(self, fc: bool = True, num_classes: int = 1000) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        d = 3
+        for channels in CHANNELS:
+            if channels == 0:
+                layers.append(nn.MaxPool2d(2))
+                continue
+            layers += [nn.Conv2d(d, channels, 3, padding=1), nn.ReLU(inplace=True)]
+            d = channels
+        self.features = nn.Sequential(*layers)
+        self.avgpool = nn.AdaptiveAvgPool2d(7 if fc else 1)
+        if fc:
+            self.classifier: nn.Module = nn.Sequential(
+                nn.Linear(512 * 7 * 7, 4096),
+                nn.ReLU(inplace=True),
+                nn.Dropout(),
+                nn.Linear(4096, 4096),
+                nn.ReLU(inplace=True),
+                nn.Dropout(),
+                nn.Linear(4096, num_classes),
+            )
+        else:
+            self.classifier = nn.Linear(512, num_classes)
+        for layer in self.features:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+                nn.init.constant_(layer.get_parameter("bias"), 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
+
+
+def from_state_dict(state: dict[str, Tensor]) -> VGG16 | None:
+    """The VGG16 that a torchvision state dict describes, with its weights; None: it is another net.
+
+    The fc layers come along when the file has them, and so does a head.
+    """
+    if state.get("features.0.weight", torch.empty(0)).shape != (64, 3, 3, 3):
+        return None
+    if "features.28.weight" not in state or "features.1.weight" in state:
+        return None  # another depth, or with BatchNorm
+    fc = "classifier.0.weight" in state
+    head = "classifier.6" if fc else "classifier"
+    weight = state.get(f"{head}.weight")
+    net = VGG16(fc, 1000 if weight is None else len(weight))
+    optional = set() if weight is not None else {f"{head}.weight", f"{head}.bias"}
+    missing, unexpected = net.load_state_dict(state, strict=False)
+    return net if not unexpected and set(missing) <= optional else None

@@ -1,0 +1,192 @@
+"""Algorithm 1 over a network: collect the moments, normalise every site, absorb M after tuning."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .adapters import CovNormMap, LinearMap
+from .errors import CovNormError, choices
+from .moments import Moments
+from .network import MultiDomainNetwork
+from .normalize import PCA, MiniAdaptation, covariance_normalization
+from .ranks import by_variance, by_variance_official, check_ranks, check_threshold
+from .routing import stepwise
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How normalize_ does what the paper leaves open."""
+
+    variance: float
+    rank_rule: Callable[[Tensor, float], int]
+    M: MiniAdaptation
+    tune: Literal["M", "all"]
+    scaled: bool  # W and C with their eigenvalues, or eigenvectors alone
+    mean_sign: int  # of mu_y in the output's constant
+
+
+PRESETS = {
+    "paper": Preset(0.99, by_variance, "closed-form", "M", scaled=True, mean_sign=1),
+    "official-code": Preset(
+        0.995, by_variance_official, "random", "all", scaled=False, mean_sign=-1
+    ),
+}
+
+
+@torch.no_grad()
+def collect(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> dict[str, Moments]:
+    """{site: moments of A's input x}, over every position of every image, in eval mode.
+
+    The loader yields (images, labels) or images. The output's moments follow: y = A x + b. To see
+    progress, wrap the loader; over processes, give each its shard and then `Moments.all_reduce_`.
+    """
+    domain = net.domain(name)
+    maps = {site: a.A for site, a in domain.adapters.items() if a.A is not None}
+    if not maps:
+        raise CovNormError(f"domain {name!r} has no matrix A to collect for: adapter='residual'")
+    device = next(net.backbone.parameters()).device
+    moments = {site: Moments(A.factors[0].shape[1], device) for site, A in maps.items()}
+    hooks = [
+        A.register_forward_pre_hook(_observer(site, A.spatial, moments[site]))
+        for site, A in maps.items()
+    ]
+    try:
+        with _eval_mode(net.backbone, domain), stepwise():
+            for batch in loader:
+                images = batch[0] if isinstance(batch, tuple | list) else batch
+                net(images.to(device), domain=name)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not any(m.n for m in moments.values()):
+        raise CovNormError(f"the loader for domain {name!r} is empty: no image to collect from")
+    return moments
+
+
+@torch.no_grad()
+def normalize_(
+    net: MultiDomainNetwork,
+    name: str,
+    moments: dict[str, Moments],
+    variance: float | None = None,
+    *,
+    ranks: dict[str, tuple[int, int]] | None = None,
+    M: MiniAdaptation | None = None,
+    tune: Literal["M", "all"] | None = None,
+    preset: str = "paper",
+    generator: torch.Generator | None = None,
+) -> dict[str, tuple[int, int]]:
+    """Replace each A of a domain by ``C M W`` (eq. 8); returns {site: (kx, ky)}.
+
+    Args:
+        moments: of A's input at each site, from `collect`.
+        variance: the threshold t of the rank rule, 0.99 in the paper; 1.0 keeps every direction.
+        ranks: {site: (kx, ky)} instead of the rule.
+        M: "closed-form" (reproduces A at full ranks), "identity" (the paper's PCA+FTA) or "random".
+        tune: what trains afterwards: "M" (the paper's text) or "all" (its Algorithm 1: M, W, C).
+            Norms, biases and head train too.
+        preset: "paper", or "official-code" for what the authors' program does.
+
+    All sites are computed first; on an error the network is as it was.
+    """
+    chosen = _preset(preset, variance, M, tune)
+    new: dict[str, LinearMap] = {}
+    for site, adapter in net.domain(name).adapters.items():
+        if adapter.A is None:
+            continue
+        x, d = moments.get(site), adapter.A.factors[0].shape[1]
+        if x is None or x.n == 0 or x.d != d:
+            raise CovNormError(
+                f"site {site!r}: needs moments of {d} features, got {x!r}: cn.collect them"
+            )
+        new[site] = _normalized(adapter.A, x, (ranks or {}).get(site), chosen, site, generator)
+    if not new:
+        raise CovNormError(f"domain {name!r} has no matrix A to normalise: adapter='residual'")
+    unknown = set(ranks or {}) - set(new)
+    if unknown:
+        raise CovNormError(f"ranks for {sorted(unknown)}: {choices(min(unknown), new)}")
+    adapters = net.domain(name).adapters
+    for site, map_ in new.items():
+        map_.train_only(("M",) if chosen.tune == "M" else ("M", "W", "C"))
+        adapters[site].A = map_.to(adapters[site].A.bias).train(net.training)
+    return {site: (map_.ranks[0], map_.ranks[1]) for site, map_ in new.items()}
+
+
+def absorb_(net: MultiDomainNetwork, name: str) -> None:
+    """Multiply each M into W or C, whichever is larger: ``2 d min(kx, ky)`` parameters a site.
+
+    The last step of Algorithm 1. Outputs stay; what remains trains as a low-rank C·W.
+    """
+    adapters = [a for _, a in net.domain(name).adapters.items() if isinstance(a.A, CovNormMap)]
+    if not adapters:
+        raise CovNormError(f"domain {name!r} has no M to absorb: cn.normalize_ it first")
+    absorbed = [a.A.absorbed().train(net.training) for a in adapters]
+    for adapter, map_ in zip(adapters, absorbed, strict=True):
+        adapter.A = map_
+
+
+def _normalized(
+    old: LinearMap,
+    moments: Moments,
+    ranks: tuple[int, int] | None,
+    preset: Preset,
+    site: str,
+    generator: torch.Generator | None,
+) -> CovNormMap:
+    A, b = old.matrix().double(), old.offset.double()
+    x, y = PCA.of(moments), PCA.of(moments.transform(A, b))
+    t = preset.variance
+    kx, ky = ranks or (preset.rank_rule(x.E, t), preset.rank_rule(y.E, t))
+    check_ranks(kx, ky, len(x.E), len(y.E), site)
+    factors = covariance_normalization(A, x, y, kx, ky, preset.M, preset.scaled, generator)
+    new = CovNormMap.from_factors(old.spatial, factors)
+    new.bias.mul_(preset.mean_sign)
+    return new
+
+
+def _preset(name: str, variance: float | None, M: Any, tune: Any) -> Preset:
+    if name not in PRESETS:
+        raise CovNormError(f"preset={name!r}: {choices(name, PRESETS)}")
+    given = {"variance": variance, "M": M, "tune": tune}
+    if tune not in (None, "M", "all"):
+        raise CovNormError(f"tune={tune!r}: {choices(tune, ('M', 'all'))}")
+    if variance is not None:
+        check_threshold(variance)
+    return replace(PRESETS[name], **{k: v for k, v in given.items() if v is not None})
+
+
+@contextlib.contextmanager
+def _eval_mode(*modules: nn.Module) -> Iterator[None]:
+    before = [(m, m.training) for module in modules for m in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for m, mode in before:
+            m.training = mode
+
+
+def _observer(
+    site: str, spatial: bool, moments: Moments
+) -> Callable[[nn.Module, tuple[Tensor]], None]:
+    """A hook that takes in what a map sees from this thread; other threads' calls are not ours."""
+    thread = threading.get_ident()
+
+    def observe(_: nn.Module, args: tuple[Tensor]) -> None:
+        if threading.get_ident() != thread:
+            return
+        x = args[0]
+        try:
+            moments.update(x if spatial else x.reshape(-1, x.shape[-1]))
+        except CovNormError as error:
+            raise CovNormError(f"site {site!r}: {error}") from None
+
+    return observe

@@ -1,0 +1,130 @@
+"""A domain: one named task, with all that it owns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from .adapters import Adapter
+from .errors import CovNormError
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+class ModuleMap(nn.Module):
+    """Modules by any name: with dots (``features.0``), or one nn.ModuleDict refuses (``train``)."""
+
+    def __init__(self, modules: dict[str, nn.Module] | None = None) -> None:
+        super().__init__()
+        for name, module in (modules or {}).items():
+            self[name] = module
+
+    def __getitem__(self, name: str) -> Any:
+        return self._modules[name.replace(".", "/")]
+
+    def __setitem__(self, name: str, module: nn.Module) -> None:
+        self._modules[name.replace(".", "/")] = module
+
+    def __delitem__(self, name: str) -> None:
+        del self._modules[name.replace(".", "/")]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name.replace(".", "/") in self._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([name.replace("/", ".") for name in list(self._modules)])
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def keys(self) -> list[str]:
+        """The names, in the order in which they came."""
+        return list(self)
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Names and modules."""
+        return [(name, self[name]) for name in self]
+
+
+class Domain(nn.Module):
+    """Adapters by site, norms by the backbone's names, head, class names, what else is its own.
+
+    `preprocessing` is any JSON value that says how images become inputs; it travels with the files.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        adapters: dict[str, Adapter],
+        norms: dict[str, nn.Module],
+        head: nn.Module | None,
+        classes: tuple[str, ...] | None,
+        own: nn.Module | None,
+        preprocessing: Any,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.adapters = ModuleMap(dict(adapters))
+        self.norms = ModuleMap(norms)
+        self.head = head
+        self.own = own
+        self.classes = classes
+        self.preprocessing = preprocessing
+
+    @property
+    def width(self) -> int | None:
+        """How many numbers its head answers."""
+        return None if self.head is None else len(self.head.get_parameter("weight"))
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, classes={None if self.classes is None else len(self.classes)}"
+
+    def num_parameters(self) -> dict[str, int]:
+        """``adapter`` as the paper counts (matrices), ``norm`` (affine), ``head``, and ``total``.
+
+        The total is every parameter that the domain ships: biases of adapters and its `own`
+        module too. Running statistics are buffers: they are in the file, not in this count.
+        """
+        adapters = [a for _, a in self.adapters.items()]
+        norms = [self.norms, *(b for a in adapters for b in (a.B1, a.B2))]
+        return {
+            "adapter": sum(a.paper_count() for a in adapters),
+            "norm": sum(_count(n) for n in norms),
+            "head": _count(self.head),
+            "total": _count(self),
+        }
+
+
+def check_name(name: object) -> str:
+    """Names become parts of paths and URLs later: only what is safe there."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise CovNormError(
+            f"domain name {name!r}: use 1–64 of a–z, 0–9, '.', '_', '-', beginning with a letter "
+            "or digit"
+        )
+    return name
+
+
+def fresh_head(layer: nn.Linear | nn.Conv2d, classes: int) -> nn.Module:
+    """A new head in the place of a Linear or Conv2d layer."""
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(layer.in_features, classes)
+    size, stride, padding = layer.kernel_size, layer.stride, layer.padding
+    return nn.Conv2d(layer.in_channels, classes, size, stride, padding)  # type: ignore[arg-type]
+
+
+def class_names(classes: Sequence[str] | int | None) -> tuple[str, ...] | None:
+    """Class names as a tuple; a number gives "0", "1", …"""
+    if classes is None:
+        return None
+    names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
+    if not names or len(set(names)) != len(names):
+        raise CovNormError(f"classes={classes!r}: give at least one, each name once")
+    return names
+
+
+def _count(module: nn.Module | None) -> int:
+    return 0 if module is None else sum(p.numel() for p in module.parameters())

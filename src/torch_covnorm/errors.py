@@ -1,0 +1,24 @@
+"""The one error class and the one warning class of the package."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CovNormError(ValueError):
+    """Bad input. The message names the site, file or value that is wrong, and the remedy."""
+
+
+class CovNormWarning(UserWarning):
+    """Something works but costs more than the caller may expect."""
+
+
+def choices(value: object, options: Iterable[str]) -> str:
+    """``'vgg61': did you mean 'vgg16'?`` or the list of what there is; for error messages."""
+    names = sorted(options)
+    close = difflib.get_close_matches(str(value), names, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return f"choose one of: {shown}" if names else "there is none yet"

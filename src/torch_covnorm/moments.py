@@ -1,0 +1,195 @@
+"""Streaming second-order statistics: n, mean and scatter of a feature vector, and its PCA.
+
+The paper's PCA of x is the triplet (P, E, mu) with ``Sigma = P E P^T`` (eq. 1). Everything that
+CovNorm needs of the data is here: moments of any part of the data merge exactly into those of
+the whole (the paper's eq. for the covariance of a joint dataset), so collection can be split over
+batches, processes and domains.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .errors import CovNormError
+
+# Rows are centred and multiplied in blocks of about this many numbers: small enough to stay in the
+# cache between the two passes, large enough that the matrix product dominates.
+BLOCK_NUMBERS = 1 << 22
+CENTRE_ROWS = 256
+
+
+class Moments:
+    """n, mean and scatter ``S = sum (x - mean)(x - mean)^T`` of d-dimensional features.
+
+    State is float64 whatever the features are, and of constant size: d + d^2 + 1 numbers.
+    The products are in the features' own dtype (float16 and bfloat16: float32) around each
+    block's own mean, so float64 features give float64-exact moments, and a mean far larger than
+    the spread does no harm in float32.
+    """
+
+    def __init__(self, d: int, device: torch.device | str | None = None) -> None:
+        if d < 1:
+            raise CovNormError(f"Moments of {d} features: d must be at least 1")
+        device = torch.device(device or "cpu")
+        if device.type == "mps":  # no float64 there
+            device = torch.device("cpu")
+        self.d = d
+        self.n = 0
+        self.mean = torch.zeros(d, dtype=torch.float64, device=device)
+        self.scatter = torch.zeros(d, d, dtype=torch.float64, device=device)
+
+    def __repr__(self) -> str:
+        return f"Moments(d={self.d}, n={self.n})"
+
+    @property
+    def covariance(self) -> Tensor:
+        """``Sigma = S / n`` (d, d): the population covariance, as eq. cov_accum needs it."""
+        return self.scatter / max(self.n, 1)
+
+    @torch.no_grad()
+    def update(self, x: Tensor) -> Moments:
+        """Take in features: (n, d), or (n, d, h, w) with every position a row. Returns self.
+
+        NaN or Inf is an error, and then nothing is taken in.
+        """
+        rows = self._rows(x.detach())
+        batch = Moments(self.d, self.mean.device)
+        with torch.autocast(rows.device.type, enabled=False), _full_precision():
+            for block in rows.split(max(1, BLOCK_NUMBERS // self.d)):
+                batch._merge_(*self._block(block))
+        if not (batch.mean.isfinite().all() and batch.scatter.isfinite().all()):
+            raise CovNormError("features hold NaN or Inf: check the images and the learning rate")
+        self._merge_(batch.n, batch.mean, batch.scatter)
+        return self
+
+    def merge(self, other: Moments) -> Moments:
+        """The moments of both sets of rows together; neither argument changes."""
+        if other.d != self.d:
+            raise CovNormError(f"cannot merge moments of {self.d} and of {other.d} features")
+        merged = Moments(self.d, self.mean.device)
+        merged._merge_(self.n, self.mean, self.scatter)
+        merged._merge_(other.n, other.mean.to(self.mean), other.scatter.to(self.mean))
+        return merged
+
+    def all_reduce_(self, group: dist.ProcessGroup | None = None) -> Moments:
+        """Merge in place over the processes of a group; each may hold any number of rows, or none.
+
+        With N and mu summed first, the scatters around the common mean add:
+        ``S = sum_i S_i + n_i (mu_i - mu)(mu_i - mu)^T``.
+        """
+        device = _collective_device(group, self.mean.device)
+        total = torch.tensor([self.n], dtype=torch.int64, device=device)
+        weighted = (self.n * self.mean).to(device)
+        dist.all_reduce(total, group=group)
+        dist.all_reduce(weighted, group=group)
+        mean = (weighted / total.clamp(min=1)).to(self.mean)
+        delta = self.mean - mean
+        scatter = (self.scatter + self.n * torch.outer(delta, delta)).to(device)
+        dist.all_reduce(scatter, group=group)
+        self.n, self.mean, self.scatter = int(total), mean, scatter.to(self.mean)
+        return self
+
+    def transform(self, A: Tensor, b: Tensor | None = None) -> Moments:
+        """Moments of ``y = A x + b`` (eq. 2): ``mu_y = A mu_x + b``, ``Sigma_y = A Sigma_x A^T``.
+
+        A is (e, d), b is (e,).
+        """
+        if A.ndim != 2 or A.shape[1] != self.d:
+            raise CovNormError(f"A is {tuple(A.shape)}, these moments need (…, {self.d})")
+        A = A.detach().to(self.mean)
+        out = Moments(A.shape[0], self.mean.device)
+        out.n = self.n
+        out.mean = A @ self.mean + (0 if b is None else b.detach().to(self.mean))
+        out.scatter = _symmetric(A @ self.scatter @ A.T)
+        return out
+
+    def pca(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues E (d,), largest first and never negative; eigenvectors P (d, d) as columns.
+
+        ``Sigma = P E P^T`` (eq. 1). Each column's largest entry is positive: same moments, same P.
+        """
+        E, P = torch.linalg.eigh(self.covariance.cpu())
+        E, P = E.flip(0).clamp(min=0), P.flip(1)
+        peak = P.gather(0, P.abs().argmax(0, keepdim=True))
+        return E.to(self.mean), (P * torch.where(peak < 0, -1.0, 1.0)).to(self.mean)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """``{"n": (), "mean": (d,), "scatter": (d, d)}``, ready for safetensors."""
+        n = torch.tensor(self.n, dtype=torch.int64)
+        return {"n": n, "mean": self.mean.clone(), "scatter": self.scatter.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave; wrong shapes, NaN or a negative n are refused."""
+        missing = {"n", "mean", "scatter"} - set(state)
+        if missing:
+            raise CovNormError(f"moments lack {sorted(missing)}")
+        mean, scatter, n = state["mean"].to(self.mean), state["scatter"].to(self.mean), state["n"]
+        if mean.shape != (self.d,) or scatter.shape != (self.d, self.d):
+            raise CovNormError(
+                f"moments of {tuple(mean.shape)} and {tuple(scatter.shape)}, need d = {self.d}"
+            )
+        if int(n) < 0 or not (mean.isfinite().all() and scatter.isfinite().all()):
+            raise CovNormError("moments hold NaN, Inf or a negative n: the file is damaged")
+        self.n, self.mean, self.scatter = int(n), mean.clone(), scatter.clone()
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """(n, d) or (n, d, h, w) → (rows, d), in the dtype of the products."""
+        if x.ndim not in (2, 4) or x.shape[1] != self.d:
+            raise CovNormError(
+                f"features are {tuple(x.shape)}, need (n, {self.d}) or (n, {self.d}, h, w)"
+            )
+        if not x.is_floating_point() or x.element_size() < 4:
+            x = x.float()
+        return x.movedim(1, -1).reshape(-1, self.d)
+
+    @staticmethod
+    def _block(rows: Tensor) -> tuple[int, Tensor, Tensor]:
+        """n, mean and scatter of one block.
+
+        Any centre c near the mean keeps the digits, so c is the mean of a few rows, and what it
+        misses is taken out exactly: ``S = sum (x-c)(x-c)^T - n (mu-c)(mu-c)^T``.
+        """
+        n = len(rows)
+        c = rows[:: max(1, n // CENTRE_ROWS)].mean(0)
+        centred = rows - c
+        rest = centred.sum(0).double() / n
+        scatter = (centred.T @ centred).double()
+        scatter.addr_(rest, rest, alpha=-n)
+        return n, c.double() + rest, scatter
+
+    def _merge_(self, n: int, mean: Tensor, scatter: Tensor) -> None:
+        """Chan's update: ``S = S_a + S_b + (n_a n_b / n)(mu_b - mu_a)(mu_b - mu_a)^T``."""
+        if n == 0:
+            return
+        total = self.n + n
+        delta = mean.to(self.mean) - self.mean
+        self.scatter += scatter.to(self.mean)
+        self.scatter.addr_(delta, delta, alpha=self.n * n / total)
+        self.mean = self.mean + delta * (n / total)
+        self.n = total
+
+
+def _symmetric(S: Tensor) -> Tensor:
+    return (S + S.T) / 2
+
+
+def _collective_device(group: dist.ProcessGroup | None, own: torch.device) -> torch.device:
+    """Where the group's backend wants its tensors: NCCL on the GPU, gloo anywhere."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return own
+
+
+class _full_precision:
+    """No TF32 inside: three more digits of the covariance for a little time."""
+
+    def __enter__(self) -> None:
+        self.before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = self.before

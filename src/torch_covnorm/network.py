@@ -1,0 +1,303 @@
+"""One frozen backbone, many domains."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from . import files
+from .adapters import Adapter, build, fresh_config, padded_share
+from .domain import Domain, ModuleMap, check_name, class_names, fresh_head
+from .errors import CovNormError, choices
+from .merge import merge
+from .routing import Call, Role, plain_copy, route_
+from .sites import Layer, Site, SitePredicate, find_head, find_norms, find_sites
+
+
+class MultiDomainNetwork(nn.Module):
+    """A frozen backbone F with, for each domain, adapters A behind its sites (the paper's fig. 1).
+
+    Args:
+        backbone: any nn.Module. It is frozen and taken over, not copied; its weights never change.
+        sites: predicate over (name, module) that picks Conv2d and Linear layers, else `sites.default`.
+        head: the layer that each domain replaces by its own: a name, "auto" for the last Linear,
+            or None for a feature extractor.
+
+    ``net(x, domain="a")`` runs one domain; ``net(x, domain=["a", "b", …])`` one a sample.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        sites: SitePredicate | None = None,
+        head: str | None = "auto",
+    ) -> None:
+        super().__init__()
+        self.head_name = find_head(backbone, head)
+        self.sites: dict[str, Site] = find_sites(backbone, sites, self.head_name)
+        norms = find_norms(backbone)
+        self._neutral_norms: dict[str, nn.Module] = {
+            n: _neutral(m) for n, m in norms.items() if type(m) not in _PLAIN_NORMS
+        }
+        self._roles: dict[nn.Module, Role] = {}
+        for name, norm in norms.items():
+            self._roles[norm] = ("norm", name)
+        for name, site in self.sites.items():
+            self._roles[backbone.get_submodule(name)] = ("site", site)
+        if self.head_name is not None:
+            self._roles[backbone.get_submodule(self.head_name)] = ("head", self.head_name)
+        for layer in self._roles:
+            route_(layer)
+        self.backbone = backbone.requires_grad_(False)
+        self.domains = ModuleMap()
+        self.fingerprint = files.fingerprint(backbone, self.head_name)
+        self.train(backbone.training)
+
+    # ── domains ──────────────────────────────────────────────────────────────────────────────
+
+    def add_domain(
+        self,
+        name: str,
+        classes: Sequence[str] | int | None = None,
+        adapter: str = "residual",
+        rank: int | float | None = None,
+        own: nn.Module | None = None,
+        preprocessing: Any = None,
+    ) -> Domain:
+        """Add a domain with fresh adapters, the backbone's norms as they are, and a fresh head.
+
+        Args:
+            classes: class names, or how many; needed where the backbone has a head and no `own`
+                module takes its place.
+            adapter: "residual", "parallel", "conv", "batchnorm", or "lowrank" (residual, C·W).
+            rank: make A a low-rank C·W: a number of directions, or a share of d in (0, 1).
+            own: a further module of the domain, called on what the backbone returns (a container
+                such as nn.ModuleDict is only kept, trained and saved with the domain).
+            preprocessing: any JSON value; travels with the domain's files.
+        """
+        self._check_new(name)
+        if adapter == "lowrank":
+            adapter, rank = "residual", 0.25 if rank is None else rank
+        adapters = {}
+        for site in self.sites.values():
+            config = fresh_config(adapter, site.d_in, site.d_out, site.norm_behind is None, rank)
+            adapters[site.name] = build(config, site.spatial, site.d_in, site.d_out, site.name)
+        self.domains[name] = self.make_domain(name, adapters, classes, own, preprocessing)
+        return self.domain(name)
+
+    def remove_domain(self, name: str) -> None:
+        """Forget a domain; the others and the backbone are untouched."""
+        self.domain(name)
+        del self.domains[name]
+
+    def domain(self, name: str) -> Domain:
+        """The domain of that name; an unknown one is an error, never the bare backbone."""
+        try:
+            found: Domain = self.domains[name]
+        except (KeyError, AttributeError):
+            raise CovNormError(f"unknown domain {name!r}: {choices(name, self.domains)}") from None
+        return found
+
+    def parameters_of(self, name: str) -> Iterator[nn.Parameter]:
+        """What trains in a domain: its adapters' trainable parameters, norms, head, own module."""
+        return (p for p in self.domain(name).parameters() if p.requires_grad)
+
+    def num_parameters(self, name: str) -> dict[str, int]:
+        """``{"adapter", "norm", "head", "total"}`` of a domain; see `Domain.num_parameters`."""
+        return self.domain(name).num_parameters()
+
+    def padded_share(self, names: Sequence[str]) -> dict[str, float]:
+        """{site: share of the products that zero-padding wastes} if these were one mixed batch."""
+        domains = [self.domain(n) for n in names]
+        return {site: padded_share([d.adapters[site] for d in domains]) for site in self.sites}
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────
+
+    def forward(self, *args: Any, domain: str | Sequence[str] | None = None, **kwargs: Any) -> Any:
+        """The backbone's forward with a domain's parts in place; other arguments pass through.
+
+        For a list of domains, one a sample of the first argument: a tensor where the heads have
+        as many classes, else a list of one answer a sample.
+        """
+        call = self._call(domain, args)
+        try:
+            with call.under_way():
+                out = self.backbone(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            self._explain(error, args)
+            raise
+        return self._finish(out, call)
+
+    def train(self, mode: bool = True) -> MultiDomainNetwork:
+        """Training mode for the domains and the backbone, except the backbone's own norms: their
+        running statistics belong to nobody and stay as they are."""
+        super().train(mode)
+        for layer, (kind, _) in self._roles.items():
+            if kind == "norm":
+                layer.training = False
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MultiDomainNetwork:
+        for norm in self._neutral_norms.values():  # no part of the state, but of the device
+            norm._apply(fn)
+        super()._apply(fn, recurse)
+        return self
+
+    def merge(self, name: str) -> nn.Module:
+        """A plain module of the backbone's own class, the domain folded into its layers."""
+        return merge(self, self.domain(name))
+
+    # ── files ────────────────────────────────────────────────────────────────────────────────
+
+    def save_domain(
+        self, name: str, path: str | os.PathLike[str], dtype: torch.dtype = torch.float32
+    ) -> Path:
+        """Write a domain into a folder: safetensors and JSON; dtype float32 or float16."""
+        return files.save(self, self.domain(name), Path(path), dtype)
+
+    def load_domain(
+        self,
+        path: str | os.PathLike[str],
+        name: str | None = None,
+        own: nn.Module | None = None,
+    ) -> Domain:
+        """Add a domain from a folder that `save_domain` wrote, under its name or another.
+
+        `own`: a module of the same structure as the one it was saved with. All is checked before
+        the network changes.
+        """
+        domain = files.load(self, Path(path), name, own)
+        self._check_new(domain.name)
+        self.domains[domain.name] = domain
+        return domain
+
+    # ── inside ───────────────────────────────────────────────────────────────────────────────
+
+    def _layer(self, name: str) -> Layer:
+        return cast(Layer, self.backbone.get_submodule(name))
+
+    def _check_new(self, name: str) -> None:
+        if check_name(name) in self.domains:
+            raise CovNormError(f"domain {name!r} exists already: remove it first, or rename")
+
+    def make_domain(
+        self,
+        name: str,
+        adapters: dict[str, Adapter],
+        classes: Sequence[str] | int | None,
+        own: nn.Module | None,
+        preprocessing: Any,
+    ) -> Domain:
+        """A domain beside the network, not yet in it: a failure leaves the network alone."""
+        names = class_names(classes)
+        head = None
+        if self.head_name is not None and names is not None:
+            head = fresh_head(self._layer(self.head_name), len(names))
+        elif self.head_name is not None and own is None:
+            raise CovNormError(
+                f"domain {name!r}: give classes= (names or a number), an own= module, or build "
+                "the network with head=None"
+            )
+        elif self.head_name is None and own is None and isinstance(classes, int):
+            raise CovNormError(
+                f"domain {name!r}: {classes} classes, but this network has no head: name the layer "
+                "with MultiDomainNetwork(…, head=name), or give own="
+            )
+        norms = {
+            n: plain_copy(layer).requires_grad_(True)
+            for layer, (kind, n) in self._roles.items()
+            if kind == "norm"
+        }
+        domain = Domain(name, adapters, norms, head, names, own, preprocessing)
+        anchor = next(self.backbone.parameters())
+        return domain.to(anchor.device, anchor.dtype).train(self.training)
+
+    def _call(self, domain: str | Sequence[str] | None, args: tuple[Any, ...]) -> Call:
+        if domain is None:
+            raise CovNormError(f"which domain? net(x, domain=…): {choices('', self.domains)}")
+        if isinstance(domain, str):
+            return Call(self._roles, [self.domain(domain)], None, self._neutral_norms)
+        names = list(domain)
+        size = len(args[0]) if args and isinstance(args[0], Tensor) and args[0].ndim else None
+        if size is None or size != len(names) or not names:
+            raise CovNormError(f"{len(names)} domains for a batch of {size}: give one a sample")
+        unique = list(dict.fromkeys(names))
+        domains = [self.domain(n) for n in unique]
+        if len(unique) == 1:
+            return Call(self._roles, domains, None, self._neutral_norms)
+        if self.training or any(d.training for d in domains):
+            raise CovNormError(
+                f"a mixed batch of {len(unique)} domains in training mode: batch statistics would "
+                "mix them; call net.eval(), or train one domain at a time"
+            )
+        place = {n: i for i, n in enumerate(unique)}
+        index = torch.tensor([place[n] for n in names], device=args[0].device)
+        return Call(self._roles, domains, index, self._neutral_norms)
+
+    def _finish(self, out: Any, call: Call) -> Any:
+        """Each domain's own module on its part, and answers of unequal length apart."""
+        if call.index is None:
+            return _own(call.domains[0], out)
+        widths = [d.width for d in call.domains]
+        owned = any(d.own is not None for d in call.domains)
+        if not owned and len(set(widths)) == 1:
+            return out
+        if not isinstance(out, Tensor) or len(out) != len(call.index):
+            raise CovNormError(
+                f"the backbone returns {type(out).__name__}, which cannot be split by sample: run "
+                "one domain at a time"
+            )
+        answers = []
+        for row, i in zip(out, call.index.tolist(), strict=True):
+            row = row if widths[i] is None else row[: widths[i]]
+            answer = _own(call.domains[i], row[None])
+            answers.append(answer[0] if isinstance(answer, Tensor) else answer)
+        return answers
+
+    def _explain(self, error: Exception, args: tuple[Any, ...]) -> None:
+        """Where the first layer cannot take the batch, say that instead of torch's words."""
+        stem = next(m for m in self.backbone.modules() if isinstance(m, nn.Conv2d | nn.Linear))
+        x = args[0] if args else None
+        if isinstance(error, CovNormError) or not isinstance(x, Tensor):
+            return
+        if isinstance(stem, nn.Conv2d):
+            fits = x.ndim == 4 and x.shape[1] == stem.in_channels
+            wanted = f"(n, {stem.in_channels}, h, w)"
+        else:
+            fits, wanted = (
+                x.ndim >= 2 and x.shape[-1] == stem.in_features,
+                f"(n, {stem.in_features})",
+            )
+        if not fits:
+            raise CovNormError(
+                f"the batch is {tuple(x.shape)}, the backbone takes {wanted}"
+            ) from error
+
+
+_PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def _own(domain: Domain, out: Any) -> Any:
+    if domain.own is None or isinstance(domain.own, nn.ModuleDict | nn.ModuleList):
+        return out
+    return domain.own(out)
+
+
+def _neutral(norm: _BatchNorm) -> nn.Module:
+    """A copy of a subclassed norm that changes nothing but does the rest that its class does
+    (timm's BatchNormAct2d: the activation)."""
+    copied = copy.deepcopy(norm).eval().requires_grad_(False)
+    if copied.running_mean is not None and copied.running_var is not None:
+        copied.running_mean.zero_()
+        copied.running_var.fill_(1 - copied.eps)
+    if copied.affine:
+        copied.weight.fill_(1)
+        copied.bias.zero_()
+    return copied

@@ -1,0 +1,46 @@
+"""How many directions to keep: the rank rules over a spectrum E (d,), largest first."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .errors import CovNormError
+
+
+def explained(E: Tensor) -> Tensor:
+    """``r_i = sum_{k<=i} e_k / sum_k e_k`` (d,): the variance that the first i explain."""
+    cumulated = E.double().cumsum(0)
+    return cumulated / cumulated[-1]
+
+
+def by_variance(E: Tensor, t: float) -> int:
+    """The paper's rule: the smallest i with ``r_i > t``; ``t = 1`` keeps every direction.
+
+    A feature that never varies has no spectrum to choose by and keeps one direction.
+    """
+    check_threshold(t)
+    if t == 1:
+        return len(E)
+    if not E[0] > 0:
+        return 1
+    return int((explained(E) <= t).sum()) + 1
+
+
+def by_variance_official(E: Tensor, t: float) -> int:
+    """The authors' code: how many ``r_i < t`` (one fewer than the paper's), at least 2."""
+    check_threshold(t)
+    below = int((explained(E) < t).sum()) if E[0] > 0 else 0
+    return min(max(below, 2), len(E))
+
+
+def check_threshold(t: float) -> None:
+    """Refuse a threshold outside (0, 1]."""
+    if not 0 < t <= 1:
+        raise CovNormError(f"variance={t}: the share of variance to keep must lie in (0, 1]")
+
+
+def check_ranks(kx: int, ky: int, d_in: int, d_out: int, site: str) -> None:
+    """Refuse ranks outside 1…d."""
+    for name, k, d in (("k_x", kx, d_in), ("k_y", ky, d_out)):
+        if not 1 <= k <= d:
+            raise CovNormError(f"site {site!r}: {name} = {k}, must lie in 1…{d}")

@@ -1,0 +1,162 @@
+"""How a call reaches the domain's own parts: the domain travels with the call.
+
+A routed layer stays where it is in the backbone, of its own class and with its own weights; only
+its `forward` first asks the call under way. That call is a context variable, so threads and tasks
+do not see each other's, and outside a call the backbone is the plain network it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import types
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from .adapters import fold, frozen, run_folded, scale_shift
+from .errors import CovNormError
+from .sites import Layer, Site
+
+if TYPE_CHECKING:
+    from .domain import Domain
+
+_CALL: ContextVar[Call | None] = ContextVar("covnorm_call", default=None)
+_STEPWISE: ContextVar[bool] = ContextVar("covnorm_stepwise", default=False)
+
+# What a routed layer is: a site, a norm's name, or the head.
+Role = tuple[str, Any]
+
+
+def route_(layer: nn.Module) -> None:
+    """Let a layer of the backbone ask the call under way before it runs."""
+    if "forward" in vars(layer):
+        raise CovNormError(
+            f"{type(layer).__name__} is wrapped already, perhaps by another MultiDomainNetwork: "
+            "give each its own copy.deepcopy(backbone)"
+        )
+    layer.forward = types.MethodType(_routed_forward, layer)
+
+
+def plain_copy(module: nn.Module) -> nn.Module:
+    """A copy of a module whose layers ask nobody."""
+    copied = copy.deepcopy(module)
+    for layer in copied.modules():
+        if getattr(vars(layer).get("forward"), "__func__", None) is _routed_forward:
+            del layer.forward
+    return copied
+
+
+def _routed_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    call = _CALL.get()
+    role = call.roles.get(layer) if call is not None else None
+    if call is None or role is None:
+        return type(layer).forward(layer, *args, **kwargs)
+    kind, what = role
+    return getattr(call, kind)(layer, what, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def stepwise() -> Iterator[None]:
+    """Inside, adapters run module by module in eval mode too, so that hooks see B1, A and B2."""
+    token = _STEPWISE.set(True)
+    try:
+        yield
+    finally:
+        _STEPWISE.reset(token)
+
+
+class Call:
+    """One forward pass: its domains, each once, and which of them each sample belongs to.
+
+    `index` (n,) is None where the whole batch is of one domain.
+    """
+
+    def __init__(
+        self,
+        roles: dict[nn.Module, Role],
+        domains: Sequence[Domain],
+        index: Tensor | None,
+        neutral: dict[str, nn.Module],
+    ) -> None:
+        self.roles = roles
+        self.domains = domains
+        self.index = index
+        self.neutral = neutral
+
+    @contextlib.contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Inside, the routed layers ask this call."""
+        token = _CALL.set(self)
+        try:
+            yield
+        finally:
+            _CALL.reset(token)
+
+    def site(self, layer: Layer, site: Site, x: Tensor) -> Tensor:
+        """A layer with adapters behind it: as the paper writes them, or folded for inference."""
+        self._check_input(x, site)
+        adapters = [d.adapters[site.name] for d in self.domains]
+        if all(a.idle for a in adapters):
+            return frozen(layer, x)
+        if self.index is None:
+            adapter = adapters[0]
+            if adapter.training or torch.is_grad_enabled() or _STEPWISE.get():
+                return adapter(layer, x)
+        folded = fold(adapters, site.d_in, site.d_out, layer.weight)
+        return run_folded(layer, x, folded, self.index)
+
+    def norm(self, layer: _BatchNorm, name: str, x: Tensor) -> Tensor:
+        """A BatchNorm of the backbone: the domain's own, or one scale and shift a sample."""
+        norms = [d.norms[name] for d in self.domains]
+        if self.index is None:
+            return norms[0](x)
+        if layer.running_mean is None:
+            raise CovNormError(
+                f"norm {name!r} keeps no running statistics, so samples of a mixed batch would "
+                "meet in it: run one domain at a time"
+            )
+        self._check_samples(x, name)
+        scale, shift = scale_shift(norms, layer.num_features, x)
+        shape = (len(x), -1) + (1,) * (x.ndim - 2)
+        out = torch.addcmul(shift[self.index].view(shape), x, scale[self.index].view(shape))
+        return self.neutral[name](out) if name in self.neutral else out
+
+    def head(self, layer: nn.Module, name: str, x: Tensor) -> Tensor:
+        """The head of each domain on its own samples; shorter answers are filled with -inf."""
+        if self.index is None:
+            return _head(self.domains[0], x)
+        self._check_samples(x, name)
+        parts = [(self.index == i).nonzero()[:, 0] for i in range(len(self.domains))]
+        answers = [_head(d, x[part]) for d, part in zip(self.domains, parts, strict=True)]
+        channels = 1 if isinstance(layer, nn.Conv2d) else -1
+        width = max(a.shape[channels] for a in answers)
+        shape = list(answers[0].shape)
+        shape[0], shape[channels] = len(x), width
+        out = answers[0].new_full(shape, -torch.inf)
+        for part, answer in zip(parts, answers, strict=True):
+            out.movedim(channels, 1)[part, : answer.shape[channels]] = answer.movedim(channels, 1)
+        return out
+
+    def _check_input(self, x: Tensor, site: Site) -> None:
+        channels = x.shape[1] if site.spatial and x.ndim == 4 else x.shape[-1]
+        if (site.spatial and x.ndim != 4) or channels != site.d_in:
+            wanted = f"(n, {site.d_in}, h, w)" if site.spatial else f"(n, …, {site.d_in})"
+            raise CovNormError(f"site {site.name!r}: input is {tuple(x.shape)}, needs {wanted}")
+        if self.index is not None:
+            self._check_samples(x, site.name)
+
+    def _check_samples(self, x: Tensor, name: str) -> None:
+        if self.index is not None and len(x) != len(self.index):
+            raise CovNormError(
+                f"{name!r} sees {len(x)} rows for a mixed batch of {len(self.index)} samples, so "
+                "their domains cannot be told apart there: run one domain at a time"
+            )
+
+
+def _head(domain: Domain, x: Tensor) -> Tensor:
+    return x if domain.head is None else domain.head(x)
