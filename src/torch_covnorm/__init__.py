@@ -1,7 +1,5 @@
 """One frozen network, many domains: CovNorm (Li & Vasconcelos, CVPR 2019) for PyTorch."""
 
-__version__ = "0.1.0"
-
 from .backbones import load_backbone
 from .covnorm import PRESETS, absorb_, collect, normalize_
 from .domain import Domain
@@ -9,6 +7,7 @@ from .errors import CovNormError, CovNormWarning
 from .moments import Moments
 from .network import MultiDomainNetwork
 from .sites import Site
+from .version import __version__
 
 __all__ = [
     "PRESETS",
@@ -18,6 +17,7 @@ __all__ = [
     "Moments",
     "MultiDomainNetwork",
     "Site",
+    "__version__",
     "absorb_",
     "collect",
     "load_backbone",

@@ -22,7 +22,7 @@ from .routing import stepwise
 
 @dataclass(frozen=True)
 class Preset:
-    """How normalize_ does what the paper leaves open."""
+    """What normalize_ does: the paper, or the authors' program."""
 
     variance: float
     rank_rule: Callable[[Tensor, float], int]
@@ -45,7 +45,8 @@ def collect(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> dict[s
     """{site: moments of A's input x}, over every position of every image, in eval mode.
 
     The loader yields (images, labels) or images. The output's moments follow: y = A x + b. To see
-    progress, wrap the loader; over processes, give each its shard and then `Moments.all_reduce_`.
+    progress, wrap the loader; over processes, give each its shard, which may be empty, and then
+    `Moments.all_reduce_`.
     """
     domain = net.domain(name)
     maps = {site: a.A for site, a in domain.adapters.items() if a.A is not None}
@@ -65,8 +66,6 @@ def collect(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> dict[s
     finally:
         for hook in hooks:
             hook.remove()
-    if not any(m.n for m in moments.values()):
-        raise CovNormError(f"the loader for domain {name!r} is empty: no image to collect from")
     return moments
 
 
@@ -89,9 +88,10 @@ def normalize_(
         moments: of A's input at each site, from `collect`.
         variance: the threshold t of the rank rule, 0.99 in the paper; 1.0 keeps every direction.
         ranks: {site: (kx, ky)} instead of the rule.
-        M: "closed-form" (reproduces A at full ranks), "identity" (the paper's PCA+FTA) or "random".
+        M: "closed-form" (reproduces A at full ranks), "identity" (the two PCAs unaligned; with
+            tune="all" what the paper calls PCA+FTA) or "random".
         tune: what trains afterwards: "M" (the paper's text) or "all" (its Algorithm 1: M, W, C).
-            Norms, biases and head train too.
+            The bias mu_y, the domain's norms and its head train too.
         preset: "paper", or "official-code" for what the authors' program does.
 
     All sites are computed first; on an error the network is as it was.
@@ -114,13 +114,13 @@ def normalize_(
         raise CovNormError(f"ranks for {sorted(unknown)}: {choices(min(unknown), new)}")
     adapters = net.domain(name).adapters
     for site, map_ in new.items():
-        map_.train_only(("M",) if chosen.tune == "M" else ("M", "W", "C"))
+        map_.train_only_(("M", "bias") if chosen.tune == "M" else ("M", "W", "C", "bias"))
         adapters[site].A = map_.to(adapters[site].A.bias).train(net.training)
     return {site: (map_.ranks[0], map_.ranks[1]) for site, map_ in new.items()}
 
 
 def absorb_(net: MultiDomainNetwork, name: str) -> None:
-    """Multiply each M into W or C, whichever is larger: ``2 d min(kx, ky)`` parameters a site.
+    """Multiply each M into W or C, whichever is larger: 2 d min(kx, ky) parameters a site.
 
     The last step of Algorithm 1. Outputs stay; what remains trains as a low-rank C·W.
     """

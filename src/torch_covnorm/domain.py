@@ -75,6 +75,11 @@ class Domain(nn.Module):
         self.preprocessing = preprocessing
 
     @property
+    def runs_own(self) -> bool:
+        """Its own module runs on what the backbone returns; a container of modules does not."""
+        return self.own is not None and not isinstance(self.own, nn.ModuleDict | nn.ModuleList)
+
+    @property
     def width(self) -> int | None:
         """How many numbers its head answers."""
         return None if self.head is None else len(self.head.get_parameter("weight"))

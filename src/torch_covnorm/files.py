@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from .adapters import build
 from .domain import Domain, check_name
 from .errors import CovNormError
+from .version import __version__
 
 if TYPE_CHECKING:
     from .network import MultiDomainNetwork
@@ -69,7 +70,7 @@ def save(net: MultiDomainNetwork, domain: Domain, folder: Path, dtype: torch.dty
         },
         "own": domain.own is not None,
         "tensors": {"file": f"tensors-{digest[:16]}.safetensors", "sha256": digest},
-        "versions": {"torch": torch.__version__, "torch_covnorm": _version()},
+        "versions": {"torch": torch.__version__, "torch_covnorm": __version__},
     }
     try:
         record["checksum"] = _checksum(record)
@@ -227,9 +228,3 @@ def _umask() -> int:
     mask = os.umask(0o022)  # the only portable way to read it is to set it
     os.umask(mask)
     return mask
-
-
-def _version() -> str:
-    from . import __version__
-
-    return __version__

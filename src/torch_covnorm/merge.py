@@ -23,8 +23,8 @@ def merge(net: MultiDomainNetwork, domain: Domain) -> nn.Module:
 
     Series and 1×1 adapters multiply into the layer's weight, parallel ones add to its centre tap,
     B1 and B2 go along; the backbone's own norms take the domain's values. A grouped layer becomes
-    an ungrouped one, since its product with a full A is dense. A domain with an `own` module gives
-    ``nn.Sequential(backbone, own)``.
+    an ungrouped one, since its product with a full A is dense. A domain whose `own` module runs
+    behind the backbone gives ``nn.Sequential(backbone, own)``.
     """
     plain = plain_copy(net.backbone)
     for name, site in net.sites.items():
@@ -34,7 +34,7 @@ def merge(net: MultiDomainNetwork, domain: Domain) -> nn.Module:
     if net.head_name is not None:
         head = nn.Identity() if domain.head is None else copy.deepcopy(domain.head)
         plain.set_submodule(net.head_name, head)
-    if domain.own is not None:
+    if domain.own is not None and domain.runs_own:
         plain = nn.Sequential(plain, copy.deepcopy(domain.own))
     return plain.requires_grad_(False).eval()
 

@@ -2,7 +2,7 @@
 
 The paper's PCA of x is the triplet (P, E, mu) with ``Sigma = P E P^T`` (eq. 1). Everything that
 CovNorm needs of the data is here: moments of any part of the data merge exactly into those of
-the whole (the paper's eq. for the covariance of a joint dataset), so collection can be split over
+the whole (eq. 10), so collection can be split over
 batches, processes and domains.
 """
 
@@ -47,7 +47,7 @@ class Moments:
 
     @property
     def covariance(self) -> Tensor:
-        """``Sigma = S / n`` (d, d): the population covariance, as eq. cov_accum needs it."""
+        """``Sigma = S / n`` (d, d): the population covariance, as eq. 10 needs it."""
         return self.scatter / max(self.n, 1)
 
     @torch.no_grad()

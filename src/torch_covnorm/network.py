@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ class MultiDomainNetwork(nn.Module):
 
     Args:
         backbone: any nn.Module. It is frozen and taken over, not copied; its weights never change.
-        sites: predicate over (name, module) that picks Conv2d and Linear layers, else `sites.default`.
+        sites: predicate over (name, module) that picks Conv2d and Linear layers, else `default`.
         head: the layer that each domain replaces by its own: a name, "auto" for the last Linear,
             or None for a feature extractor.
 
@@ -76,15 +76,14 @@ class MultiDomainNetwork(nn.Module):
         Args:
             classes: class names, or how many; needed where the backbone has a head and no `own`
                 module takes its place.
-            adapter: "residual", "parallel", "conv", "batchnorm", or "lowrank" (residual, C·W).
+            adapter: "residual", "parallel", "conv", "batchnorm", or "lowrank", which is residual
+                with rank 0.25.
             rank: make A a low-rank C·W: a number of directions, or a share of d in (0, 1).
             own: a further module of the domain, called on what the backbone returns (a container
                 such as nn.ModuleDict is only kept, trained and saved with the domain).
             preprocessing: any JSON value; travels with the domain's files.
         """
         self._check_new(name)
-        if adapter == "lowrank":
-            adapter, rank = "residual", 0.25 if rank is None else rank
         adapters = {}
         for site in self.sites.values():
             config = fresh_config(adapter, site.d_in, site.d_out, site.norm_behind is None, rank)
@@ -130,7 +129,7 @@ class MultiDomainNetwork(nn.Module):
         try:
             with call.under_way():
                 out = self.backbone(*args, **kwargs)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             self._explain(error, args)
             raise
         return self._finish(out, call)
@@ -151,7 +150,8 @@ class MultiDomainNetwork(nn.Module):
         return self
 
     def merge(self, name: str) -> nn.Module:
-        """A plain module of the backbone's own class, the domain folded into its layers."""
+        """A plain module of the backbone's own class, the domain folded into its layers; with an
+        `own` module behind it, their nn.Sequential."""
         return merge(self, self.domain(name))
 
     # ── files ────────────────────────────────────────────────────────────────────────────────
@@ -220,8 +220,8 @@ class MultiDomainNetwork(nn.Module):
         return domain.to(anchor.device, anchor.dtype).train(self.training)
 
     def _call(self, domain: str | Sequence[str] | None, args: tuple[Any, ...]) -> Call:
-        if domain is None:
-            raise CovNormError(f"which domain? net(x, domain=…): {choices('', self.domains)}")
+        if not isinstance(domain, str | Iterable):
+            raise CovNormError(f"domain={domain!r}: net(x, domain=…), {choices('', self.domains)}")
         if isinstance(domain, str):
             return Call(self._roles, [self.domain(domain)], None, self._neutral_norms)
         names = list(domain)
@@ -238,24 +238,23 @@ class MultiDomainNetwork(nn.Module):
                 "mix them; call net.eval(), or train one domain at a time"
             )
         place = {n: i for i, n in enumerate(unique)}
-        index = torch.tensor([place[n] for n in names], device=args[0].device)
-        return Call(self._roles, domains, index, self._neutral_norms)
+        return Call(self._roles, domains, [place[n] for n in names], self._neutral_norms)
 
     def _finish(self, out: Any, call: Call) -> Any:
         """Each domain's own module on its part, and answers of unequal length apart."""
-        if call.index is None:
+        if call.places is None:
             return _own(call.domains[0], out)
         widths = [d.width for d in call.domains]
-        owned = any(d.own is not None for d in call.domains)
+        owned = any(d.runs_own for d in call.domains)
         if not owned and len(set(widths)) == 1:
             return out
-        if not isinstance(out, Tensor) or len(out) != len(call.index):
+        if not isinstance(out, Tensor) or len(out) != len(call.places):
             raise CovNormError(
                 f"the backbone returns {type(out).__name__}, which cannot be split by sample: run "
                 "one domain at a time"
             )
         answers = []
-        for row, i in zip(out, call.index.tolist(), strict=True):
+        for row, i in zip(out, call.places, strict=True):
             row = row if widths[i] is None else row[: widths[i]]
             answer = _own(call.domains[i], row[None])
             answers.append(answer[0] if isinstance(answer, Tensor) else answer)
@@ -285,9 +284,7 @@ _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def _own(domain: Domain, out: Any) -> Any:
-    if domain.own is None or isinstance(domain.own, nn.ModuleDict | nn.ModuleList):
-        return out
-    return domain.own(out)
+    return domain.own(out) if domain.runs_own and domain.own is not None else out
 
 
 def _neutral(norm: _BatchNorm) -> nn.Module:

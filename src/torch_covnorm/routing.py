@@ -73,20 +73,22 @@ def stepwise() -> Iterator[None]:
 class Call:
     """One forward pass: its domains, each once, and which of them each sample belongs to.
 
-    `index` (n,) is None where the whole batch is of one domain.
+    `places` lists that for each sample; None: the whole batch is of the one domain.
     """
 
     def __init__(
         self,
         roles: dict[nn.Module, Role],
         domains: Sequence[Domain],
-        index: Tensor | None,
+        places: list[int] | None,
         neutral: dict[str, nn.Module],
     ) -> None:
         self.roles = roles
         self.domains = domains
-        self.index = index
+        self.places = places
         self.neutral = neutral
+        # What is stacked by domain needs no gathering where each has one sample, in order.
+        self.gathers = places is not None and places != list(range(len(domains)))
 
     @contextlib.contextmanager
     def under_way(self) -> Iterator[None]:
@@ -103,17 +105,17 @@ class Call:
         adapters = [d.adapters[site.name] for d in self.domains]
         if all(a.idle for a in adapters):
             return frozen(layer, x)
-        if self.index is None:
+        if self.places is None:
             adapter = adapters[0]
             if adapter.training or torch.is_grad_enabled() or _STEPWISE.get():
                 return adapter(layer, x)
         folded = fold(adapters, site.d_in, site.d_out, layer.weight)
-        return run_folded(layer, x, folded, self.index)
+        return run_folded(layer, x, folded, self._index(x))
 
     def norm(self, layer: _BatchNorm, name: str, x: Tensor) -> Tensor:
         """A BatchNorm of the backbone: the domain's own, or one scale and shift a sample."""
         norms = [d.norms[name] for d in self.domains]
-        if self.index is None:
+        if self.places is None:
             return norms[0](x)
         if layer.running_mean is None:
             raise CovNormError(
@@ -122,16 +124,19 @@ class Call:
             )
         self._check_samples(x, name)
         scale, shift = scale_shift(norms, layer.num_features, x)
+        index = self._index(x)
+        if index is not None:
+            scale, shift = scale[index], shift[index]
         shape = (len(x), -1) + (1,) * (x.ndim - 2)
-        out = torch.addcmul(shift[self.index].view(shape), x, scale[self.index].view(shape))
+        out = torch.addcmul(shift.view(shape), x, scale.view(shape))
         return self.neutral[name](out) if name in self.neutral else out
 
     def head(self, layer: nn.Module, name: str, x: Tensor) -> Tensor:
         """The head of each domain on its own samples; shorter answers are filled with -inf."""
-        if self.index is None:
+        if self.places is None:
             return _head(self.domains[0], x)
         self._check_samples(x, name)
-        parts = [(self.index == i).nonzero()[:, 0] for i in range(len(self.domains))]
+        parts = [[n for n, p in enumerate(self.places) if p == i] for i in range(len(self.domains))]
         answers = [_head(d, x[part]) for d, part in zip(self.domains, parts, strict=True)]
         channels = 1 if isinstance(layer, nn.Conv2d) else -1
         width = max(a.shape[channels] for a in answers)
@@ -147,13 +152,15 @@ class Call:
         if (site.spatial and x.ndim != 4) or channels != site.d_in:
             wanted = f"(n, {site.d_in}, h, w)" if site.spatial else f"(n, …, {site.d_in})"
             raise CovNormError(f"site {site.name!r}: input is {tuple(x.shape)}, needs {wanted}")
-        if self.index is not None:
-            self._check_samples(x, site.name)
+        self._check_samples(x, site.name)
+
+    def _index(self, x: Tensor) -> Tensor | None:
+        return torch.tensor(self.places, device=x.device) if self.gathers else None
 
     def _check_samples(self, x: Tensor, name: str) -> None:
-        if self.index is not None and len(x) != len(self.index):
+        if self.places is not None and len(x) != len(self.places):
             raise CovNormError(
-                f"{name!r} sees {len(x)} rows for a mixed batch of {len(self.index)} samples, so "
+                f"{name!r} sees {len(x)} rows for a mixed batch of {len(self.places)} samples, so "
                 "their domains cannot be told apart there: run one domain at a time"
             )
 

@@ -33,8 +33,8 @@ def find_sites(
 ) -> dict[str, Site]:
     """The sites of a backbone in registration order: those that the predicate picks, or `default`.
 
-    Layers whose adapter would have more parameters than they have themselves are left out by
-    default, and warned of when a predicate picks them.
+    Layers whose series adapter would have more parameters than they have themselves are left out
+    by default where others remain, and warned of where they are picked.
     """
     layers = {n: m for n, m in _layers(backbone).items() if n != head}
     if predicate is None:
@@ -117,7 +117,7 @@ def _outweighs(layer: Layer) -> bool:
 
 
 def _is_stem(layer: Layer) -> bool:
-    """The convolution of the image itself, which the paper adapts although it is small."""
+    """The convolution of the image itself: few weights, but one of VGG16's 13 adapted layers."""
     return isinstance(layer, nn.Conv2d) and layer.in_channels <= 4 and layer.groups == 1
 
 

@@ -29,7 +29,13 @@ def fresh_config(
 
     `own_norm`: no norm of the backbone follows, so the adapter brings its own B2.
     """
+    if kind == "lowrank":
+        kind, rank = "residual", 0.25 if rank is None else rank
+    if kind not in KINDS:
+        raise CovNormError(f"adapter={kind!r}: {choices(kind, [*KINDS, 'lowrank'])}")
     form: dict[str, Any] | None = {"form": "full", "ranks": []}
+    if rank is not None and kind not in ("residual", "parallel"):
+        raise CovNormError(f"rank={rank}: a {kind} adapter has none; residual or parallel have")
     if rank is not None:
         share = isinstance(rank, float)
         if (share and not 0 < rank < 1) or rank <= 0:
@@ -44,7 +50,7 @@ def fresh_config(
 
 
 def build(config: dict[str, Any], spatial: bool, d_in: int, d_out: int, site: str = "?") -> Adapter:
-    """A fresh adapter: `config` is ``{"kind", "map": {"form", "ranks"} | None, "B2": bool}``.
+    """A fresh adapter: `config` is as `Adapter.config` gives it.
 
     Channels d_in → d_out are those of the frozen layer; a series adapter's A is (d_out, d_out).
     """
@@ -61,6 +67,7 @@ def build(config: dict[str, Any], spatial: bool, d_in: int, d_out: int, site: st
             if not 1 <= r <= max(d_in, d_out):
                 raise CovNormError(f"site {site!r}: rank {r}, must lie in 1…{max(d_in, d_out)}")
         A = build_map(config["map"]["form"], spatial, d_in, d_out, ranks)
+        A.train_only_(config["map"].get("trains", [n for n, _ in A.named_parameters()]))
     if kind == "conv" and isinstance(A, FullMap):
         nn.init.eye_(A.A)
     B1 = site_norm(spatial, d_out) if kind == "residual" else nn.Identity()

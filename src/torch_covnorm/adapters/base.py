@@ -45,5 +45,6 @@ class Adapter(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """All that is needed, beside the site and the tensors, to build this adapter again."""
-        form = None if self.A is None else {"form": self.A.form, "ranks": self.A.ranks}
+        A = self.A
+        form = A and {"form": A.form, "ranks": A.ranks, "trains": A.trains}
         return {"kind": self.kind, "map": form, "B2": not isinstance(self.B2, nn.Identity)}

@@ -9,7 +9,7 @@ from .maps import LinearMap
 
 
 class ConvAdapter(Adapter):
-    """``A F(x)``: no residual, no norms, its own bias; starts as the identity."""
+    """``A F(x)``: no residual, no norms, its own bias; A starts as the identity."""
 
     kind = "conv"
     A: LinearMap

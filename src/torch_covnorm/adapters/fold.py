@@ -61,16 +61,21 @@ def fold(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> Fo
                 s1, t1 = scale_shift(before, d, like)
                 constant = constant + _chain(t1[:, :, None], factors)[:, :, 0]
                 factors = (factors[0] * s1[:, None, :], *factors[1:])
-            shift = shift + constant * s2
-            factors = (*factors[:-1], factors[-1] * s2[:, :, None])
+            if any(not isinstance(a.B2, nn.Identity) for a in adapters):
+                constant = constant * s2
+                factors = (*factors[:-1], factors[-1] * s2[:, :, None])
+            shift = shift + constant
         chains[source] = factors
     return Folded(s2 * residual, shift, chains["output"], chains["input"])
 
 
 def run_folded(layer: nn.Module, x: Tensor, folded: Folded, index: Tensor | None) -> Tensor:
-    """The site's output for a batch x: index (n,) names each sample's form; None: all the first."""
+    """The site's output for a batch x.
+
+    index (n,) names each sample's form; None: one form for all, or one a sample in their order.
+    """
     z = frozen(layer, x)
-    if index is not None and len(folded.gain) > 1:
+    if index is not None:
         folded = folded.take(index)
     u = centre_tap(layer, x, z) if folded.parallel else None
     spatial = isinstance(layer, nn.Conv2d)

@@ -6,11 +6,15 @@ A map lists its factors right to left, in the order in which they meet x.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..normalize import Factors
+
+FRESH = 1e-3  # standard deviation of an untrained A
 
 
 class LinearMap(nn.Module):
@@ -55,10 +59,16 @@ class LinearMap(nn.Module):
             return F.conv2d(x, factor[:, :, None, None], bias)
         return F.linear(x, factor, bias)
 
-    def train_only(self, names: tuple[str, ...]) -> None:
-        """Let these of the factors train, and the bias; freeze the others."""
+    @property
+    def trains(self) -> list[str]:
+        """Names of the parameters that train."""
+        return [name for name, p in self.named_parameters() if p.requires_grad]
+
+    def train_only_(self, names: Iterable[str]) -> None:
+        """Let these parameters train, and freeze the others."""
+        chosen = set(names)
         for name, parameter in self.named_parameters():
-            parameter.requires_grad_(name == "bias" or name in names)
+            parameter.requires_grad_(name in chosen)
 
     def paper_count(self) -> int:
         """Parameters as the paper counts them: the matrices, without biases."""
@@ -66,13 +76,17 @@ class LinearMap(nn.Module):
 
 
 class FullMap(LinearMap):
-    """A (d_out, d_in), Gaussian at first as in the paper (standard deviation 0.01)."""
+    """A (d_out, d_in), Gaussian at first as in the paper, which names no standard deviation.
+
+    The authors' program has 0.01. It is ten times smaller here, so that what training adds, and
+    not the noise it started from, makes the spectrum of y.
+    """
 
     form = "full"
 
     def __init__(self, spatial: bool, d_in: int, d_out: int) -> None:
         super().__init__(spatial, d_out)
-        self.A = nn.Parameter(0.01 * torch.randn(d_out, d_in))
+        self.A = nn.Parameter(FRESH * torch.randn(d_out, d_in))
 
     @property
     def factors(self) -> tuple[nn.Parameter, ...]:
@@ -88,7 +102,7 @@ class LowRankMap(LinearMap):
         super().__init__(spatial, d_out)
         # W keeps the variance of x and C is as small as a fresh A, so y starts as small as RA's.
         self.W = nn.Parameter(torch.randn(r, d_in) / d_in**0.5)
-        self.C = nn.Parameter(0.01 * torch.randn(d_out, r))
+        self.C = nn.Parameter(FRESH * torch.randn(d_out, r))
 
     @property
     def factors(self) -> tuple[nn.Parameter, ...]:
@@ -98,8 +112,7 @@ class LowRankMap(LinearMap):
 class CovNormMap(LinearMap):
     """``C M W (x - mu_x) + mu_y`` (eq. 8): W (kx, d_in), M (ky, kx), C (d_out, ky).
 
-    The constants are two biases: ``-W mu_x`` behind W, so that M always sees centred features
-    while it is tuned, and mu_y behind C.
+    mu_x is kept as it is, so that M sees centred features whatever trains; mu_y is the bias.
     """
 
     form = "covnorm"
@@ -109,17 +122,18 @@ class CovNormMap(LinearMap):
         self.W = nn.Parameter(torch.zeros(kx, d_in))
         self.M = nn.Parameter(torch.zeros(ky, kx))
         self.C = nn.Parameter(torch.zeros(d_out, ky))
-        self.whitened_mean = nn.Parameter(torch.zeros(kx))
+        self.mu_x: Tensor
+        self.register_buffer("mu_x", torch.zeros(d_in))
 
     @classmethod
     def from_factors(cls, spatial: bool, factors: Factors) -> CovNormMap:
-        """The map of eq. 8 with the given factors, rounded to the default dtype."""
+        """The map of eq. 8 with the given factors, in their dtype."""
         (kx, d_in), (d_out, ky) = factors.W.shape, factors.C.shape
-        new = cls(spatial, d_in, d_out, kx, ky)
+        new = cls(spatial, d_in, d_out, kx, ky).to(factors.W)
         with torch.no_grad():
             for name in ("W", "M", "C"):
                 getattr(new, name).copy_(getattr(factors, name))
-            new.whitened_mean.copy_(factors.W @ factors.mu_x)
+            new.mu_x.copy_(factors.mu_x)
             new.bias.copy_(factors.mu_y)
         return new
 
@@ -129,26 +143,25 @@ class CovNormMap(LinearMap):
 
     @property
     def offset(self) -> Tensor:
-        return self.bias - self.C @ (self.M @ self.whitened_mean)
+        return self.bias - self.C @ (self.M @ (self.W @ self.mu_x))
 
     def forward(self, x: Tensor) -> Tensor:
-        w = self._through(x, self.W, -self.whitened_mean)
+        w = self._through(x, self.W, -(self.W @ self.mu_x))
         return self._through(self._through(w, self.M, None), self.C, self.bias)
 
     def absorbed(self) -> LowRankMap:
         """M multiplied into the larger side: kx > ky keeps C and ``M W``, else W and ``C M``.
 
-        What remains has ``2 d min(kx, ky)`` parameters and the same output.
+        What remains has ``(d_in + d_out) min(kx, ky)`` parameters, the paper's 2 d min(kx, ky) for
+        a square A, and the same output.
         """
         with torch.no_grad():
             W, M, C = (f.double() for f in self.factors)
-            into_W = len(W) > C.shape[1]
-            W, C = (M @ W, C) if into_W else (W, C @ M)
+            W, C = (M @ W, C) if len(W) > C.shape[1] else (W, C @ M)
             new = LowRankMap(self.spatial, W.shape[1], len(C), len(W)).to(self.C)
             new.W.copy_(W)
             new.C.copy_(C)
-            mean = self.whitened_mean.double()
-            new.bias.copy_(self.bias.double() - C @ (M @ mean if into_W else mean))
+            new.bias.copy_(self.bias.double() - C @ (W @ self.mu_x.double()))
         return new
 
 

@@ -28,6 +28,8 @@ def scale_shift(norms: Sequence[nn.Module], d: int, like: Tensor) -> tuple[Tenso
 
     ``scale = gamma / sqrt(var + eps)``, ``shift = beta - mean scale``; Identity is 1 and 0.
     """
+    if not any(isinstance(n, _BatchNorm) for n in norms):
+        return like.new_ones(len(norms), d), like.new_zeros(len(norms), d)
     one, zero = like.new_ones(d), like.new_zeros(d)
     gamma, beta, mean, var, eps = zip(*(_statistics(n, one, zero) for n in norms), strict=True)
     scale = torch.stack(gamma) * (torch.stack(var) + like.new_tensor(eps)[:, None]).rsqrt()

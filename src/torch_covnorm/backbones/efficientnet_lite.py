@@ -25,12 +25,14 @@ class SameConv2d(nn.Conv2d):
     """TensorFlow's "same" padding: as much as the output size needs, the odd pixel behind."""
 
     def forward(self, x: Tensor) -> Tensor:
-        pads = []
-        for axis in (1, 0):
-            size, stride, k = x.shape[2 + axis], self.stride[axis], self.kernel_size[axis]
-            total = max((-(-size // stride) - 1) * stride + k - size, 0)
-            pads += [total // 2, total - total // 2]
-        return F.conv2d(F.pad(x, pads), self.weight, self.bias, self.stride, 0, 1, self.groups)
+        totals = [
+            max((-(-size // stride) - 1) * stride + k - size, 0)
+            for size, stride, k in zip(x.shape[2:], self.stride, self.kernel_size, strict=True)
+        ]
+        before = [total // 2 for total in totals]
+        if any(total % 2 for total in totals):
+            x = F.pad(x, [0, totals[1] % 2, 0, totals[0] % 2])
+        return F.conv2d(x, self.weight, self.bias, self.stride, before, 1, self.groups)
 
 
 def _norm(d: int) -> nn.BatchNorm2d:

@@ -1,0 +1,1 @@
+"""Measurements: ratios inside one run, saved as they come."""

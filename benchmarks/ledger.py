@@ -1,0 +1,52 @@
+"""Results as they come: one JSON file, one entry a measurement; what is there is not run again."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+class Ledger:
+    """A JSON file of named results that survives an interrupted run."""
+
+    def __init__(self, name: str, fresh: bool = False) -> None:
+        self.file = RESULTS / f"{name}.json"
+        self.entries: dict[str, Any] = {}
+        if self.file.exists() and not fresh:
+            self.entries = json.loads(self.file.read_text())
+
+    def run(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The entry of that name, measured now if it is not there."""
+        if name not in self.entries:
+            print(f"… {name}", flush=True)
+            start = time.perf_counter()
+            entry = measure()
+            entry["seconds"] = round(time.perf_counter() - start, 1)
+            entry["machine"] = f"{platform.machine()}, {torch.get_num_threads()} threads"
+            entry["torch"] = torch.__version__
+            self.entries[name] = entry
+            self.file.parent.mkdir(exist_ok=True)
+            temporary = self.file.with_suffix(".part")
+            temporary.write_text(json.dumps(self.entries, indent=1) + "\n")
+            temporary.replace(self.file)
+        return self.entries[name]
+
+
+def seconds(*runs: Callable[[], Any], rounds: int = 15, warm: int = 2) -> list[float]:
+    """The median time of each, run in turn so that all meet the same machine."""
+    times: list[list[float]] = [[] for _ in runs]
+    for round_ in range(warm + rounds):
+        for run, kept in zip(runs, times, strict=True):
+            start = time.perf_counter()
+            run()
+            if round_ >= warm:
+                kept.append(time.perf_counter() - start)
+    return [sorted(kept)[len(kept) // 2] for kept in times]

@@ -1,0 +1,29 @@
+"""Shared set-up: repeatable seeds, and timm on machines whose torch is a CPU build."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def _declare_torchvision_operators() -> object | None:
+    """torchvision's wheel is a CUDA build: beside a CPU torch it fails to import because two
+    operators are missing. Declaring their schemas is enough; nothing here calls them."""
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return library
+    except ImportError:
+        pass
+    return None
+
+
+_LIBRARY = _declare_torchvision_operators()  # must outlive the tests
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,137 @@
+"""Guarantee 6: a mixed batch equals every sample run alone under its own domain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import zoo
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import torch_covnorm as cn
+
+TOLERANCE = 1e-4  # of the largest logit, float32; a wrong domain is off by far more (control)
+
+
+@torch.no_grad()
+def alone(net: cn.MultiDomainNetwork, x: torch.Tensor, names: list[str]) -> list[torch.Tensor]:
+    return [net(x[i : i + 1], domain=name)[0] for i, name in enumerate(names)]
+
+
+def same(mixed, single) -> list[bool]:
+    return [zoo.close(a, b, TOLERANCE) for a, b in zip(mixed, single, strict=True)]
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+@torch.no_grad()
+def test_a_mixed_batch_equals_its_samples_run_alone(name):
+    net = zoo.network(name)
+    names = [*zoo.KINDS, "conv", "residual", "lowrank"]
+    x = zoo.ZOO[name][1](len(names))
+    assert all(same(net(x, domain=names), alone(net, x, names)))
+
+
+@pytest.mark.parametrize("name", zoo.ZOO)
+@torch.no_grad()
+def test_control_one_wrong_domain_differs(name):
+    """Two domains of one kind, so that only their numbers differ."""
+    net = zoo.network(name, kinds=("residual",))
+    net.add_domain("twin", classes=3)
+    zoo.shake_(net.domains["twin"])
+    net.eval()
+    x = zoo.ZOO[name][1](4)
+    right = ["residual", "twin", "twin", "residual"]
+    wrong = ["residual", "twin", "residual", "residual"]
+    assert same(net(x, domain=wrong), alone(net, x, right)) == [True, True, False, True]
+
+
+@torch.no_grad()
+def test_channels_last_batches_are_mixed_alike():
+    for name in ("convnet", "convnet with norms", "efficientnet-lite0"):
+        net = zoo.network(name).to(memory_format=torch.channels_last)
+        x = zoo.ZOO[name][1](5).contiguous(memory_format=torch.channels_last)
+        assert all(same(net(x, domain=list(zoo.KINDS)), alone(net, x, list(zoo.KINDS))))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_order_duplicates_ranks_and_heads(data):
+    """Domains of drawn kinds, ranks and class counts in one batch, CovNorm among them."""
+    name = data.draw(st.sampled_from(zoo.SMALL))
+    net = zoo.network(name, kinds=())
+    x = zoo.ZOO[name][1](6)
+    for i in range(data.draw(st.integers(1, 4))):
+        kind = data.draw(st.sampled_from(zoo.KINDS))
+        rank = data.draw(st.integers(1, 9)) if kind in ("residual", "parallel") else None
+        net.add_domain(f"d{i}", data.draw(st.integers(1, 6)), kind, rank)
+        zoo.shake_(net.domains[f"d{i}"])
+        if kind != "batchnorm" and data.draw(st.booleans()):
+            moments = cn.collect(net, f"d{i}", [x])
+            cn.normalize_(net, f"d{i}", moments, variance=data.draw(st.floats(0.3, 1)))
+            if data.draw(st.booleans()):
+                cn.absorb_(net, f"d{i}")
+    net.eval()
+    names = data.draw(st.lists(st.sampled_from(list(net.domains)), min_size=6, max_size=6))
+    with torch.no_grad():
+        assert all(same(net(x, domain=names), alone(net, x, names)))
+
+
+def test_logits_are_a_tensor_where_heads_agree_and_a_list_where_they_differ():
+    net = zoo.network("mlp", kinds=())
+    for name, classes in (("a", 3), ("b", 3), ("c", 4)):
+        net.add_domain(name, classes)
+    x = torch.randn(2, 12)
+    assert net(x, domain=["a", "b"]).shape == (2, 3)
+    assert [len(row) for row in net(x, domain=["a", "c"])] == [3, 4]
+
+
+def test_gradients_flow_through_a_mixed_eval_batch():
+    net = zoo.network("convnet", kinds=("residual", "parallel"))
+    x = torch.randn(2, 3, 16, 16, requires_grad=True)
+    sum(row.sum() for row in net(x, domain=["residual", "parallel"])).backward()
+    mixed = x.grad.clone()
+    x.grad = None
+    for i, name in enumerate(("residual", "parallel")):
+        net(x[i : i + 1], domain=name).sum().backward()
+    assert zoo.close(mixed, x.grad)
+    assert all(p.grad is not None for p in net.domains["parallel"].adapters.parameters())
+
+
+def test_the_waste_of_padding_is_shown():
+    net = zoo.network("mlp", kinds=())
+    net.add_domain("thin", 2, rank=1)
+    net.add_domain("wide", 2, rank=9)
+    assert set(net.padded_share(["thin", "thin"]).values()) == {0.0}
+    assert net.padded_share(["thin", "wide"])["2"] == pytest.approx(1 - (20 + 180) / 360)
+
+
+def test_a_norm_that_keeps_no_statistics_refuses_to_mix():
+    backbone = torch.nn.Sequential(
+        torch.nn.Linear(4, 4),
+        torch.nn.BatchNorm1d(4, track_running_stats=False),
+        torch.nn.Linear(4, 2),
+    )
+    net = cn.MultiDomainNetwork(backbone)
+    for name in "ab":
+        net.add_domain(name, 2)
+    net.eval()
+    with pytest.raises(cn.CovNormError, match="running statistics"):
+        net(torch.randn(2, 4), domain=["a", "b"])
+
+
+def test_samples_that_cannot_be_told_apart_are_refused():
+    class Windows(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.inner(x.reshape(-1, 4)).reshape(len(x), -1, 4).mean(1))
+
+    net = cn.MultiDomainNetwork(Windows())
+    for name in "ab":
+        net.add_domain(name, 2)
+    net.eval()
+    assert net(torch.randn(2, 8), domain="a").shape == (2, 2)
+    with pytest.raises(cn.CovNormError, match="told apart"):
+        net(torch.randn(2, 8), domain=["a", "b"])
