@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -27,3 +29,11 @@ _LIBRARY = _declare_torchvision_operators()  # must outlive the tests
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The files of a domain."""
+    import domain_files
+
+    return domain_files.network().save_domain("flowers", tmp_path / "flowers")

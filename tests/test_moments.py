@@ -1,63 +1,22 @@
-"""Guarantees 1 and 3: the moments of the parts are those of the whole, to the last digits."""
+"""Guarantee 1: the moments of the parts are those of the whole, to the last digits."""
 
 import pytest
-import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import (
+    EXACT,
+    SINGLE,
+    assert_moments,
+    assert_no_negative_variance,
+    assert_unchanged,
+    gaussian,
+    naive_float32,
+    state_of,
+    two_pass,
+)
 
-from torch_covnorm import CovNormError, Moments
-
-EXACT = 1e-12  # float64 features
-# float32 features are exact data; only their centring, products and sums round, by 2^-24 = 6e-8
-# each. A blocked sum passes each term through a few tens of roundings that mostly cancel, so 1e-5
-# is generous for it; one running float32 sum of a million squares is not that good.
-SINGLE = 1e-5
-
-
-def two_pass(x):
-    """Mean and covariance of rows (n, d) in float64: mean first, then products around it."""
-    x = x.double()
-    mean = x.mean(0)
-    centred = x - mean
-    return mean, centred.T @ centred / len(x)
-
-
-def naive_float32(x):
-    """The sum that must not be used: E[x x^T] - m m^T in float32."""
-    mean = x.mean(0)
-    return mean, x.T @ x / len(x) - torch.outer(mean, mean)
-
-
-def assert_moments(moments, x, tolerance):
-    mean, covariance = two_pass(x)
-    spread = covariance.abs().max()
-    assert moments.n == len(x)
-    assert (moments.mean - mean).abs().max() <= tolerance * (mean.abs().max() + spread.sqrt())
-    assert (moments.covariance - covariance).abs().max() <= tolerance * spread
-
-
-def assert_no_negative_variance(moments):
-    e = torch.linalg.eigvalsh(moments.covariance)
-    assert e[0] >= -1e-12 * e[-1].clamp(min=0)
-
-
-def gaussian(n, d, mean=0.0, dtype=torch.float64, seed=0):
-    """Correlated rows, each channel with another spread and another mean."""
-    g = torch.Generator().manual_seed(seed)
-    mixing = torch.randn(d, d, generator=g, dtype=torch.float64) + torch.eye(d)
-    rows = torch.randn(n, d, generator=g, dtype=torch.float64) @ mixing
-    return (rows + mean + torch.arange(d)).to(dtype)
-
-
-def state_of(moments):
-    return {k: v.clone() for k, v in moments.state_dict().items()}
-
-
-def assert_unchanged(moments, before):
-    after = moments.state_dict()
-    assert all(torch.equal(after[k], before[k]) for k in before)
-
+from torch_covnorm import Moments
 
 # ── 1: any split, any order, any tree ───────────────────────────────────────────────────────────
 
@@ -286,140 +245,3 @@ def test_pca_gives_the_same_answer_twice():
         assert torch.equal(a, b)
     for a, b in zip(first.pca(), first.pca(), strict=True):
         assert torch.equal(a, b)
-
-
-# ── 3: edges ────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
-@pytest.mark.parametrize(
-    "edge",
-    {
-        "dead channel": lambda x: x * torch.tensor([1, 0, 1, 1]),
-        "constant feature": lambda x: torch.cat([x[:, :3], torch.full((len(x), 1), 0.1)], 1),
-        "all constant": lambda x: torch.full_like(x, 0.1),
-        "all zero": torch.zeros_like,
-        "fewer rows than features": lambda x: x[:2],
-        "one row": lambda x: x[:1],
-        "no row": lambda x: x[:0],
-        "one feature": lambda x: x[:, :1],
-        "one row of one feature": lambda x: x[:1, :1],
-    }.items(),
-    ids=lambda pair: pair[0],
-)
-def test_degenerate_features_never_give_nan(edge, dtype):
-    x = edge[1](gaussian(50, 4, 5.0)).to(dtype)
-    moments = Moments(x.shape[1])
-    for shard in x.split(20):
-        moments.update(shard)
-    y = moments.transform(torch.ones(2, x.shape[1]), torch.ones(2))
-    for m in (moments, y):
-        assert all(t.isfinite().all() for t in (m.mean, m.covariance, *m.pca()))
-        # Rows of a constant are equal, so no variance may appear, nor any below zero.
-        assert m.covariance.diagonal().min() >= 0
-    constant = (x == x[:1]).all(0) if len(x) else torch.ones(x.shape[1], dtype=torch.bool)
-    assert moments.covariance[constant].abs().sum() <= 1e-12
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("row", [0, 3, 799])
-def test_nan_or_inf_is_refused_and_nothing_is_taken_in(bad, dtype, row):
-    moments = Moments(3).update(gaussian(20, 3))
-    before = state_of(moments)
-    x = gaussian(800, 3).to(dtype)
-    x[row, 1] = bad
-    with pytest.raises(CovNormError, match="NaN or Inf"):
-        moments.update(x)
-    with pytest.raises(CovNormError, match="NaN or Inf"):
-        moments.update(x.reshape(8, 10, 10, 3).permute(0, 3, 1, 2))
-    assert_unchanged(moments, before)
-
-
-@pytest.mark.parametrize(
-    "shape", [(4,), (4, 2), (4, 3, 5), (3, 4), (2, 4, 3, 3), (1, 3, 2, 2, 2), ()]
-)
-def test_wrong_shapes_are_refused_with_both_shapes_in_the_message(shape):
-    moments = Moments(3)
-    with pytest.raises(CovNormError) as error:
-        moments.update(torch.zeros(shape))
-    assert str(tuple(shape)) in str(error.value)
-    assert "3" in str(error.value)
-    assert moments.n == 0
-
-
-@pytest.mark.parametrize("d", [0, -1])
-def test_moments_of_no_feature_are_refused(d):
-    with pytest.raises(CovNormError, match="at least 1"):
-        Moments(d)
-
-
-def test_moments_of_different_widths_do_not_merge():
-    with pytest.raises(CovNormError, match=r"3.*2"):
-        Moments(3).merge(Moments(2))
-
-
-@pytest.mark.parametrize("A", [torch.zeros(4, 2), torch.zeros(3), torch.zeros(3, 3, 3)])
-def test_a_matrix_that_does_not_fit_is_refused(A):
-    with pytest.raises(CovNormError):
-        Moments(3).update(gaussian(5, 3)).transform(A)
-
-
-@pytest.mark.parametrize("shape", [(3,), (1,), (), (4, 1), (4, 4)])
-def test_a_constant_that_does_not_fit_is_refused(shape):
-    with pytest.raises(CovNormError):
-        Moments(3).update(gaussian(5, 3)).transform(torch.zeros(4, 3), torch.zeros(shape))
-
-
-# ── state ───────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("n", [0, 1, 300])
-def test_the_state_survives_safetensors_to_the_bit_and_goes_on(n, tmp_path):
-    x, more = gaussian(n, 5), gaussian(20, 5, seed=1)
-    moments = Moments(5).update(x)
-    safetensors.torch.save_file(moments.state_dict(), tmp_path / "m.safetensors")
-    loaded = Moments(5)
-    loaded.load_state_dict(safetensors.torch.load_file(tmp_path / "m.safetensors"))
-    assert_unchanged(loaded, moments.state_dict())
-    assert loaded.n == n
-    assert_moments(loaded.update(more), torch.cat([x, more]), EXACT)
-
-
-def test_a_state_is_a_copy():
-    moments = Moments(2).update(gaussian(5, 2))
-    state = moments.state_dict()
-    before = state_of(moments)
-    for tensor in state.values():
-        tensor.zero_()
-    assert_unchanged(moments, before)
-    other = Moments(2)
-    other.load_state_dict(before)
-    other.update(gaussian(5, 2))
-    assert_unchanged(moments, before)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        {"mean": torch.zeros(2)},
-        {"scatter": torch.zeros(3)},
-        {"scatter": torch.zeros(2, 2)},
-        {"mean": torch.tensor([0.0, float("nan"), 0.0])},
-        {"scatter": torch.full((3, 3), float("inf"))},
-        {"n": torch.tensor(-1)},
-        {"n": torch.tensor(float("nan"))},
-        {"n": torch.tensor([1, 2])},
-        {"mean": None},
-        {"scatter": None},
-        {"n": None},
-    ],
-)
-def test_a_damaged_state_is_refused_and_nothing_is_taken_over(damage):
-    state = Moments(3).update(gaussian(9, 3)).state_dict() | damage
-    state = {k: v for k, v in state.items() if v is not None}
-    moments = Moments(3).update(gaussian(5, 3))
-    before = state_of(moments)
-    with pytest.raises(CovNormError):
-        moments.load_state_dict(state)
-    assert_unchanged(moments, before)

@@ -11,7 +11,8 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import re
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 FORMAT = "torch-covnorm domain"
 VERSION = 1
 RECORD = "domain.json"
+TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 DTYPES = (torch.float32, torch.float16)
 
 
@@ -72,17 +74,15 @@ def save(net: MultiDomainNetwork, domain: Domain, folder: Path, dtype: torch.dty
         "tensors": {"file": f"tensors-{digest[:16]}.safetensors", "sha256": digest},
         "versions": {"torch": torch.__version__, "torch_covnorm": __version__},
     }
-    try:
-        record["checksum"] = _checksum(record)
-        text = json.dumps(record, indent=1, ensure_ascii=False)
-    except TypeError as error:
-        raise CovNormError(f"domain {domain.name!r}: preprocessing must be JSON: {error}") from None
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / record["tensors"]["file"], blob)
-    _write(folder / RECORD, text.encode())
-    for old in folder.glob("tensors-*.safetensors"):
-        if old.name != record["tensors"]["file"]:
-            old.unlink()
+    text = _sealed(record, domain.name)
+    with _blame(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for file, data in ((folder / record["tensors"]["file"], blob), (folder / RECORD, text)):
+        with _blame(file):
+            _write(file, data)
+    for old in folder.iterdir():  # of earlier saves, a failed one among them
+        if TENSORS.fullmatch(old.name) and old.name != record["tensors"]["file"]:
+            old.unlink(missing_ok=True)
     return folder
 
 
@@ -96,6 +96,10 @@ def load(net: MultiDomainNetwork, folder: Path, name: str | None, own: nn.Module
             word = "with" if record["own"] else "without"
             raise CovNormError(f"the domain was saved {word} an own module: pass the same as own=")
         tensor_file = folder / check_tensor_name(record["tensors"]["file"])
+    with _blame(tensor_file):
+        tensors = _read_tensors(tensor_file, record["tensors"]["sha256"])
+    with _blame(record_file):
+        _check_classes(record["classes"], tensors.get("head.weight"), tensor_file)
         adapters = {}
         for site in net.sites.values():
             config = record["sites"][site.name]["adapter"]
@@ -103,7 +107,7 @@ def load(net: MultiDomainNetwork, folder: Path, name: str | None, own: nn.Module
         name = check_name(record["name"]) if name is None else name
         domain = net.make_domain(name, adapters, record["classes"], own, record["preprocessing"])
     with _blame(tensor_file):
-        _fill_(domain, _read_tensors(tensor_file, record["tensors"]["sha256"]))
+        _fill_(domain, tensors)
     return domain
 
 
@@ -115,13 +119,40 @@ def check_tensor_name(name: object) -> str:
 
 
 def _stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    tensor = tensor.detach().cpu().contiguous()
+    tensor = tensor.detach().cpu().contiguous().clone()  # tied weights are stored twice
     if not tensor.is_floating_point():
         return tensor
+    tensor = tensor.float()
     if not tensor.isfinite().all():
         raise CovNormError(f"tensor {name!r} holds NaN or Inf: not saved; train the domain anew")
     small = tensor.to(dtype)
-    return small if small.isfinite().all() else tensor.float()
+    return small if small.isfinite().all() else tensor
+
+
+def _sealed(record: dict[str, Any], name: str) -> bytes:
+    """The record as JSON with its checksum; what would not come back the same is refused."""
+    try:
+        text = json.dumps(
+            {**record, "checksum": _checksum(record)}, indent=1, ensure_ascii=False, allow_nan=False
+        ).encode()
+        same = {k: v for k, v in json.loads(text).items() if k != "checksum"} == record
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CovNormError(f"domain {name!r} does not fit into JSON: {error}") from None
+    if not same:
+        raise CovNormError(
+            f"domain {name!r}: preprocessing must be plain JSON: lists, strings as keys, no tuples"
+        )
+    return text
+
+
+def _check_classes(classes: object, head: Tensor | None, tensor_file: Path) -> None:
+    """Before anything is built to their number."""
+    if classes is None:
+        return
+    if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
+        raise CovNormError("classes are no list of names")
+    if head is not None and len(head) != len(classes):
+        raise CovNormError(f"{len(classes)} classes, but a head of {len(head)} in {tensor_file}")
 
 
 def _read_record(file: Path) -> dict[str, Any]:
@@ -178,6 +209,8 @@ def _fill_(domain: Domain, tensors: dict[str, Tensor]) -> None:
             raise CovNormError(f"tensor {name!r} is {tensor.dtype}, needs one of {allowed}")
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise CovNormError(f"tensor {name!r} holds NaN or Inf")
+        if name.endswith("running_var") and (tensor < 0).any():
+            raise CovNormError(f"tensor {name!r} holds a negative variance")
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
@@ -197,7 +230,7 @@ def _blame(file: Path) -> Iterator[None]:
         raise CovNormError(f"{file}: {error}") from None
     except OSError as error:
         raise CovNormError(f"{file}: {error.strerror or error}") from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CovNormError(f"{file}: is incomplete or malformed ({error!r})") from error
     except (ValueError, safetensors.SafetensorError) as error:
         raise CovNormError(f"{file}: is damaged ({error}): restore it from a copy") from error
@@ -205,26 +238,19 @@ def _blame(file: Path) -> Iterator[None]:
 
 def _write(file: Path, data: bytes) -> None:
     """All of the file or nothing: a temporary neighbour, fsync, rename, fsync of the folder."""
-    handle, path = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    temporary = Path(path)
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        temporary.chmod(0o666 & ~_umask())
         temporary.replace(file)
     except BaseException:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
         raise
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
         os.close(folder)
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)  # the only portable way to read it is to set it
-    os.umask(mask)
-    return mask

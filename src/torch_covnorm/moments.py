@@ -16,19 +16,24 @@ from torch import Tensor
 
 from .errors import CovNormError
 
-# Rows are centred and multiplied in blocks of about this many numbers: small enough to stay in the
-# cache between the two passes, large enough that the matrix product dominates.
+# Rows are centred and multiplied in blocks: small enough that the products of a block may be summed
+# in float32 and that memory is reused, large enough that the matrix product dominates.
 BLOCK_NUMBERS = 1 << 22
+BLOCK_ROWS = 1 << 16
+# Blocks under this size are multiplied in float64: that is cheap there, and few rows leave
+# directions without variance, where float32 would show its rounding.
+SMALL_BLOCK = 1 << 18
 CENTRE_ROWS = 256
+GOLDEN = 0.6180339887498949
 
 
 class Moments:
     """n, mean and scatter ``S = sum (x - mean)(x - mean)^T`` of d-dimensional features.
 
     State is float64 whatever the features are, and of constant size: d + d^2 + 1 numbers.
-    The products are in the features' own dtype (float16 and bfloat16: float32) around each
-    block's own mean, so float64 features give float64-exact moments, and a mean far larger than
-    the spread does no harm in float32.
+    The products of large blocks are in the features' own dtype (float16 and bfloat16: float32)
+    around each block's own mean, so float64 features give float64-exact moments, and a mean far
+    larger than the spread does no harm in float32.
     """
 
     def __init__(self, d: int, device: torch.device | str | None = None) -> None:
@@ -39,8 +44,9 @@ class Moments:
             device = torch.device("cpu")
         self.d = d
         self.n = 0
-        self.mean = torch.zeros(d, dtype=torch.float64, device=device)
-        self.scatter = torch.zeros(d, d, dtype=torch.float64, device=device)
+        with torch.inference_mode(False):
+            self.mean = torch.zeros(d, dtype=torch.float64, device=device)
+            self.scatter = torch.zeros(d, d, dtype=torch.float64, device=device)
 
     def __repr__(self) -> str:
         return f"Moments(d={self.d}, n={self.n})"
@@ -48,8 +54,9 @@ class Moments:
     @property
     def covariance(self) -> Tensor:
         """``Sigma = S / n`` (d, d): the population covariance, as eq. 10 needs it."""
-        return self.scatter / max(self.n, 1)
+        return _symmetric(self.scatter) / max(self.n, 1)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def update(self, x: Tensor) -> Moments:
         """Take in features: (n, d), or (n, d, h, w) with every position a row. Returns self.
@@ -58,11 +65,14 @@ class Moments:
         """
         rows = self._rows(x.detach())
         batch = Moments(self.d, self.mean.device)
-        with torch.autocast(rows.device.type, enabled=False), _full_precision():
-            for block in rows.split(max(1, BLOCK_NUMBERS // self.d)):
-                batch._merge_(*self._block(block))
+        with torch.autocast(rows.device.type, enabled=False):
+            for block in rows.split(max(1, min(BLOCK_ROWS, BLOCK_NUMBERS // self.d))):
+                batch._merge_(*_block(block))
         if not (batch.mean.isfinite().all() and batch.scatter.isfinite().all()):
-            raise CovNormError("features hold NaN or Inf: check the images and the learning rate")
+            raise CovNormError(
+                "features hold NaN or Inf, or are too large to square: check the images and the "
+                "learning rate"
+            )
         self._merge_(batch.n, batch.mean, batch.scatter)
         return self
 
@@ -100,6 +110,8 @@ class Moments:
         """
         if A.ndim != 2 or A.shape[1] != self.d:
             raise CovNormError(f"A is {tuple(A.shape)}, these moments need (…, {self.d})")
+        if b is not None and b.shape != A.shape[:1]:
+            raise CovNormError(f"b is {tuple(b.shape)}, A of {tuple(A.shape)} needs ({len(A)},)")
         A = A.detach().to(self.mean)
         out = Moments(A.shape[0], self.mean.device)
         out.n = self.n
@@ -127,12 +139,14 @@ class Moments:
         missing = {"n", "mean", "scatter"} - set(state)
         if missing:
             raise CovNormError(f"moments lack {sorted(missing)}")
-        mean, scatter, n = state["mean"].to(self.mean), state["scatter"].to(self.mean), state["n"]
+        mean, scatter = state["mean"].to(self.mean), state["scatter"].to(self.mean)
+        n = torch.as_tensor(state["n"])
         if mean.shape != (self.d,) or scatter.shape != (self.d, self.d):
             raise CovNormError(
                 f"moments of {tuple(mean.shape)} and {tuple(scatter.shape)}, need d = {self.d}"
             )
-        if int(n) < 0 or not (mean.isfinite().all() and scatter.isfinite().all()):
+        good = n.numel() == 1 and bool(n.isfinite()) and int(n) >= 0
+        if not (good and mean.isfinite().all() and scatter.isfinite().all()):
             raise CovNormError("moments hold NaN, Inf or a negative n: the file is damaged")
         self.n, self.mean, self.scatter = int(n), mean.clone(), scatter.clone()
 
@@ -142,24 +156,13 @@ class Moments:
             raise CovNormError(
                 f"features are {tuple(x.shape)}, need (n, {self.d}) or (n, {self.d}, h, w)"
             )
-        if not x.is_floating_point() or x.element_size() < 4:
+        if x.is_complex():
+            raise CovNormError("features are complex numbers: give their real and imaginary parts")
+        if not x.is_floating_point():
+            x = x.double()
+        elif x.element_size() < 4:
             x = x.float()
         return x.movedim(1, -1).reshape(-1, self.d)
-
-    @staticmethod
-    def _block(rows: Tensor) -> tuple[int, Tensor, Tensor]:
-        """n, mean and scatter of one block.
-
-        Any centre c near the mean keeps the digits, so c is the mean of a few rows, and what it
-        misses is taken out exactly: ``S = sum (x-c)(x-c)^T - n (mu-c)(mu-c)^T``.
-        """
-        n = len(rows)
-        c = rows[:: max(1, n // CENTRE_ROWS)].mean(0)
-        centred = rows - c
-        rest = centred.sum(0).double() / n
-        scatter = (centred.T @ centred).double()
-        scatter.addr_(rest, rest, alpha=-n)
-        return n, c.double() + rest, scatter
 
     def _merge_(self, n: int, mean: Tensor, scatter: Tensor) -> None:
         """Chan's update: ``S = S_a + S_b + (n_a n_b / n)(mu_b - mu_a)(mu_b - mu_a)^T``."""
@@ -169,8 +172,37 @@ class Moments:
         delta = mean.to(self.mean) - self.mean
         self.scatter += scatter.to(self.mean)
         self.scatter.addr_(delta, delta, alpha=self.n * n / total)
-        self.mean = self.mean + delta * (n / total)
+        self.mean += delta * (n / total)
         self.n = total
+
+
+def _block(rows: Tensor) -> tuple[int, Tensor, Tensor]:
+    """n, mean and scatter of one block of rows (n, d).
+
+    Any centre c near the mean keeps the digits, so c is the mean of a few rows spread over the
+    block, and what it misses is taken out exactly: ``S = sum (x-c)(x-c)^T - n (mu-c)(mu-c)^T``.
+    Where it misses by more than four standard deviations, the block is centred once more.
+    """
+    n = len(rows)
+    if rows.numel() <= SMALL_BLOCK or not _keeps_digits(rows.device):
+        rows = rows.double()
+    c = rows[_spread(n).to(rows.device)].mean(0)
+    for _ in range(2):
+        centred = rows - c
+        scatter = (centred.T @ centred).double()
+        rest = centred.sum(0).double() / n
+        missed, variance = rest.square(), scatter.diagonal() / n - rest.square()
+        if (missed <= 16 * variance + (1e-6 * c.double()).square()).all():
+            break
+        c = c + rest.to(c)
+    return n, c.double() + rest, scatter.addr_(rest, rest, alpha=-n)
+
+
+def _spread(n: int) -> Tensor:
+    """Indices of at most 256 of n rows, in no step with the rows of an image."""
+    if n <= CENTRE_ROWS:
+        return torch.arange(n)
+    return (torch.arange(CENTRE_ROWS, dtype=torch.float64) * GOLDEN % 1 * n).long()
 
 
 def _symmetric(S: Tensor) -> Tensor:
@@ -184,12 +216,11 @@ def _collective_device(group: dist.ProcessGroup | None, own: torch.device) -> to
     return own
 
 
-class _full_precision:
-    """No TF32 inside: three more digits of the covariance for a little time."""
-
-    def __enter__(self) -> None:
-        self.before = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = False
-
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = self.before
+def _keeps_digits(device: torch.device) -> bool:
+    """Whether float32 products are float32 on this device now, and not TF32 or bfloat16."""
+    cuda = device.type == "cuda"
+    backend: Any = torch.backends.cuda if cuda else torch.backends.mkldnn
+    precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if precision is None:  # an older torch
+        return not (cuda and backend.matmul.allow_tf32)
+    return precision in ("none", "ieee")

@@ -61,6 +61,8 @@ def build(config: dict[str, Any], spatial: bool, d_in: int, d_out: int, site: st
     if structure.map_input == "output":
         d_in = d_out
     A = None
+    if (config["map"] is None) != (kind == "batchnorm"):
+        raise CovNormError(f"site {site!r}: a {kind} adapter with map {config['map']!r}")
     if config["map"] is not None:
         ranks = [int(r) for r in config["map"]["ranks"]]
         for r in ranks:
