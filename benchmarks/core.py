@@ -1,4 +1,4 @@
-"""Speed of the heart of the library, as ratios inside one run: ``make bench``, alone on the machine.
+"""Speed of the heart of the library as ratios inside one run: ``make bench``, alone on a machine.
 
 Every entry goes to benchmarks/results/core.json as it comes; an interrupted run resumes. Options:
 ``--fresh`` measures anew, ``--only moments,vgg16`` runs the measurements whose names begin so.
@@ -62,15 +62,23 @@ def copies(net: cn.MultiDomainNetwork, count: int) -> list[str]:
 
 
 def moments_against_matmul(d: int) -> dict[str, Any]:
+    """Features as B1 gives them; `shifted` has a mean of ten deviations to take out."""
     x = torch.randn((1 << 24) // d, d)
-    bare, ours = seconds(lambda: x.T @ x, lambda: cn.Moments(d).update(x), rounds=31)
-    return {"ratio": bare / ours, "goal": ">= 0.6", "met": bare / ours >= 0.6}
+    shifted = x + 10
+    bare, ours, centring = seconds(
+        lambda: x.T @ x,
+        lambda: cn.Moments(d).update(x),
+        lambda: cn.Moments(d).update(shifted),
+        rounds=31,
+    )
+    ratio = bare / ours
+    return {"ratio": ratio, "goal": ">= 0.6", "met": ratio >= 0.6, "shifted": bare / centring}
 
 
 def moments_against_sklearn(d: int) -> dict[str, Any]:
-    x = torch.randn((1 << 21) // d, d)
-    blocks = x.split(max(4 * d, 1024))
-    array = [b.numpy() for b in blocks if len(b) >= d]
+    """Sixteen batches of 4096 rows, as 32 images of 128 positions give, and the PCA at the end."""
+    blocks = torch.randn(16 * 4096, d).split(4096)
+    array = [b.numpy() for b in blocks]
 
     def theirs() -> None:
         pca = IncrementalPCA()
@@ -186,15 +194,13 @@ def main() -> None:
     for name, measure in measurements().items():
         if any(name.startswith(only) for only in options.only.split(",")):
             entry = ledger.run(name, measure)
-            value = entry.get("ratio", entry.get("microseconds"))
-            print(
-                f"{name:46} {value:8.2f}   {entry['goal']:8} {'met' if entry['met'] else 'MISSED'}"
-            )
+            show(name, entry.get("ratio", entry.get("microseconds")), entry["goal"], entry["met"])
             if "merged" in entry:
-                word = "met" if entry["merged_met"] else "MISSED"
-                print(
-                    f"{'   merged / bare':46} {entry['merged']:8.2f}   {entry['merged_goal']} {word}"
-                )
+                show("   merged / bare", entry["merged"], entry["merged_goal"], entry["merged_met"])
+
+
+def show(name: str, value: float, goal: str, met: bool) -> None:
+    print(f"{name:46} {value:8.2f}   {goal:8} {'met' if met else 'MISSED'}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import safetensors.torch
@@ -58,7 +59,7 @@ def _checkpoint() -> bytes:
 class _Arrays(pickle.Unpickler):
     """Nothing but numpy arrays and the containers that hold them."""
 
-    allowed = {
+    allowed: ClassVar = {
         ("numpy.core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,
         ("numpy._core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,
         ("numpy", "ndarray"): np.ndarray,

@@ -6,9 +6,9 @@ import copy
 from typing import TYPE_CHECKING, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .adapters import Adapter, centre, fold
+from .adapters import Adapter, fold, merged_weight
 from .domain import Domain
 from .routing import plain_copy
 from .sites import Layer, Site
@@ -40,47 +40,13 @@ def merge(net: MultiDomainNetwork, domain: Domain) -> nn.Module:
 
 
 def _fold_into_(layer: Layer, site: Site, adapter: Adapter) -> None:
-    """``W' = T W`` with ``T = gain + F_m … F_1``, plus ``G_l … G_1`` at the centre tap;
-    ``b' = T b + shift``. In float64, rounded once.
-    """
+    """Give a layer the weight and bias that hold its adapter: in float64, rounded once."""
     if adapter.idle:
         return
-    weight = layer.weight.double()
-    folded = fold([copy.deepcopy(adapter).double()], site.d_in, site.d_out, weight)
-    T, P = _product(folded.series), _product(folded.parallel)
-    if isinstance(layer, nn.Conv2d) and layer.groups > 1 and not (T is None and P is None):
-        weight = _ungrouped(weight, layer.groups)
+    dtype = layer.weight.dtype
+    folded = fold([copy.deepcopy(adapter).double()], site.d_in, site.d_out, layer.weight.double())
+    weight, bias = merged_weight(layer, folded)
+    if isinstance(layer, nn.Conv2d) and weight.shape[1] == layer.in_channels:
         layer.groups = 1
-    gain, shift = folded.gain[0], folded.shift[0]
-    scaled = gain.view(-1, *[1] * (weight.ndim - 1)) * weight
-    if T is not None:
-        scaled = scaled + torch.einsum("oi,i...->o...", T, weight)
-    if P is not None and isinstance(layer, nn.Conv2d):
-        row, column = centre(layer)
-        scaled[:, :, row, column] += P
-    elif P is not None:
-        scaled = scaled + P
-    if layer.bias is not None:
-        old = layer.bias.double()
-        shift = shift + gain * old + (0 if T is None else T @ old)
-    layer.weight = nn.Parameter(scaled.to(layer.weight.dtype))
-    layer.bias = nn.Parameter(shift.to(layer.weight.dtype))
-
-
-def _product(factors: tuple[Tensor, ...]) -> Tensor | None:
-    if not factors:
-        return None
-    out = factors[0][0]
-    for factor in factors[1:]:
-        out = factor[0] @ out
-    return out
-
-
-def _ungrouped(weight: Tensor, groups: int) -> Tensor:
-    """(d_out, d_in/g, h, w) → (d_out, d_in, h, w), zero outside each group's block."""
-    blocks = weight.chunk(groups)
-    rows, columns = blocks[0].shape[:2]
-    out = weight.new_zeros(rows * groups, columns * groups, *weight.shape[2:])
-    for g, block in enumerate(blocks):
-        out[g * rows : (g + 1) * rows, g * columns : (g + 1) * columns] = block
-    return out
+    layer.weight = nn.Parameter(weight.to(dtype))
+    layer.bias = nn.Parameter(bias.to(dtype))

@@ -16,13 +16,14 @@ from torch import Tensor
 
 from .errors import CovNormError
 
-# Rows are centred and multiplied in blocks: small enough that the products of a block may be summed
-# in float32 and that memory is reused, large enough that the matrix product dominates.
-BLOCK_NUMBERS = 1 << 22
-BLOCK_ROWS = 1 << 16
+# Rows are multiplied in blocks: few enough rows that the products may be summed in float32, enough
+# that the matrix product dominates. A block that must be centred is copied, and then smaller.
+BLOCK_ROWS = 1 << 18
+BLOCK_NUMBERS = 1 << 24
+CENTRED_NUMBERS = 1 << 22
 # Blocks under this size are multiplied in float64: that is cheap there, and few rows leave
 # directions without variance, where float32 would show its rounding.
-SMALL_BLOCK = 1 << 18
+SMALL_BLOCK = 1 << 15
 CENTRE_ROWS = 256
 GOLDEN = 0.6180339887498949
 
@@ -66,8 +67,13 @@ class Moments:
         rows = self._rows(x.detach())
         batch = Moments(self.d, self.mean.device)
         with torch.autocast(rows.device.type, enabled=False):
-            for block in rows.split(max(1, min(BLOCK_ROWS, BLOCK_NUMBERS // self.d))):
-                batch._merge_(*_block(block))
+            if rows.numel() <= SMALL_BLOCK or self.d < 8 or not _keeps_digits(rows.device):
+                rows = rows.double()
+            c = _centre(rows)
+            numbers = BLOCK_NUMBERS if c is None else CENTRED_NUMBERS
+            for block in rows.split(max(1, min(BLOCK_ROWS, numbers // self.d))):
+                if len(block):
+                    batch._merge_(*_block(block, c))
         if not (batch.mean.isfinite().all() and batch.scatter.isfinite().all()):
             raise CovNormError(
                 "features hold NaN or Inf, or are too large to square: check the images and the "
@@ -176,32 +182,45 @@ class Moments:
         self.n = total
 
 
-def _block(rows: Tensor) -> tuple[int, Tensor, Tensor]:
-    """n, mean and scatter of one block of rows (n, d).
+def _centre(rows: Tensor) -> Tensor | None:
+    """A centre for rows (n, d), from a few of them: None where 0 will do.
 
-    Any centre c near the mean keeps the digits, so c is the mean of a few rows spread over the
-    block, and what it misses is taken out exactly: ``S = sum (x-c)(x-c)^T - n (mu-c)(mu-c)^T``.
-    Where it misses by more than four standard deviations, the block is centred once more.
+    Any centre within a few standard deviations of the mean keeps the digits. B1 has centred most
+    features that this project meets.
+    """
+    if len(rows) <= CENTRE_ROWS:
+        return rows.mean(0) if len(rows) else None
+    few = rows[_spread(len(rows)).to(rows.device)].double()
+    c = few.mean(0)
+    return None if _near(c, few.var(0, correction=0)) else c.to(rows.dtype)
+
+
+def _block(rows: Tensor, c: Tensor | None) -> tuple[int, Tensor, Tensor]:
+    """n, mean and scatter of one block of rows (n, d), with products around c.
+
+    What c misses of the mean is taken out exactly: ``S = sum (x-c)(x-c)^T - n (mu-c)(mu-c)^T``.
+    Where it misses too much, the block is centred once more.
     """
     n = len(rows)
-    if rows.numel() <= SMALL_BLOCK or not _keeps_digits(rows.device):
-        rows = rows.double()
-    c = rows[_spread(n).to(rows.device)].mean(0)
     for _ in range(2):
-        centred = rows - c
+        centred = rows if c is None else rows - c
         scatter = (centred.T @ centred).double()
         rest = centred.sum(0).double() / n
-        missed, variance = rest.square(), scatter.diagonal() / n - rest.square()
-        if (missed <= 16 * variance + (1e-6 * c.double()).square()).all():
+        floor = 0.0 if c is None else 1e-6 * c.double()
+        mean = rest if c is None else rest + c
+        if _near(rest, scatter.diagonal() / n - rest.square(), floor):
             break
-        c = c + rest.to(c)
-    return n, c.double() + rest, scatter.addr_(rest, rest, alpha=-n)
+        c = mean.to(rows.dtype)
+    return n, mean, scatter.addr_(rest, rest, alpha=-n)
+
+
+def _near(mean: Tensor, variance: Tensor, floor: Tensor | float = 0.0) -> bool:
+    """Every mean within two standard deviations of 0, or within the rounding of its centre."""
+    return bool((mean.square() <= 4 * variance + torch.as_tensor(floor).square()).all())
 
 
 def _spread(n: int) -> Tensor:
-    """Indices of at most 256 of n rows, in no step with the rows of an image."""
-    if n <= CENTRE_ROWS:
-        return torch.arange(n)
+    """Indices of 256 of n rows, in no step with the rows of an image."""
     return (torch.arange(CENTRE_ROWS, dtype=torch.float64) * GOLDEN % 1 * n).long()
 
 

@@ -1,6 +1,6 @@
 """Adapters: one file a structure (residual, parallel, conv, batchnorm), their matrices in `maps`.
 
-`build` makes one for a site; `fold` says what they do in eval mode.
+`build` makes one for a site; `fold` says what they do in eval mode, and `infer` runs that.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from ..errors import CovNormError, choices
 from .base import Adapter, frozen
 from .batchnorm import BatchNormAdapter
 from .conv import ConvAdapter
-from .fold import Folded, fold, padded_share, run_folded
+from .fold import Folded, fold, padded_share
+from .infer import run_folded
 from .maps import CovNormMap, FullMap, LinearMap, LowRankMap, build_map
 from .norms import scale_shift, site_norm
-from .parallel import ParallelAdapter, centre
+from .parallel import ParallelAdapter
 from .residual import ResidualAdapter
+from .weights import merged_weight
 
 KINDS = {a.kind: a for a in (ResidualAdapter, ParallelAdapter, ConvAdapter, BatchNormAdapter)}
 
@@ -86,10 +88,10 @@ __all__ = [
     "LinearMap",
     "LowRankMap",
     "build",
-    "centre",
     "fold",
     "fresh_config",
     "frozen",
+    "merged_weight",
     "padded_share",
     "run_folded",
     "scale_shift",

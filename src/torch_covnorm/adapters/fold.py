@@ -16,16 +16,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .base import Adapter, frozen
+from .base import Adapter
 from .norms import scale_shift
-from .parallel import centre_tap
 
 
 @dataclass(frozen=True)
 class Folded:
-    """The eval-mode forms of G adapters: gain, shift (G, d_out); factors (G, k_i, k_{i-1})."""
+    """The eval-mode forms of G adapters: gain, shift (G, d_out); factors (G, k_i, k_{i-1}).
 
-    gain: Tensor
+    The gain is None where the one factor of the series holds it on its diagonal.
+    """
+
+    gain: Tensor | None
     shift: Tensor
     series: tuple[Tensor, ...]
     parallel: tuple[Tensor, ...]
@@ -33,7 +35,7 @@ class Folded:
     def take(self, index: Tensor) -> Folded:
         """The forms of a batch: index (n,) names each sample's adapter."""
         return Folded(
-            self.gain[index],
+            None if self.gain is None else self.gain[index],
             self.shift[index],
             tuple(f[index] for f in self.series),
             tuple(f[index] for f in self.parallel),
@@ -45,53 +47,48 @@ def fold(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> Fo
 
     ``B2(r z + A (s1 u + t1) + b) = s2 r z + (s2 A s1) u + s2 (A t1 + b) + t2``
     """
-    s2, t2 = scale_shift([a.B2 for a in adapters], d_out, like)
-    residual = like.new_tensor([float(a.residual) for a in adapters])[:, None]
-    shift = t2
+    s2, shift = scale_shift([a.B2 for a in adapters], d_out, like)
+    gain = s2
+    if not all(a.residual for a in adapters):
+        gain = s2 * like.new_tensor([float(a.residual) for a in adapters])[:, None]
     chains: dict[str, tuple[Tensor, ...]] = {}
     for source, d in (("output", d_out), ("input", d_in)):
         maps = [a.A if a.map_input == source else None for a in adapters]
         factors = _stack([None if A is None else A.factors for A in maps], like)
         if factors:
-            zero = like.new_zeros(d_out)
-            constant = torch.stack([zero if A is None else A.offset for A in maps])
+            constant = _stack_vectors([None if A is None else A.offset for A in maps], like)
             pairs = zip(adapters, maps, strict=True)
             before = [nn.Identity() if A is None else a.B1 for a, A in pairs]
             if any(not isinstance(B1, nn.Identity) for B1 in before):
                 s1, t1 = scale_shift(before, d, like)
-                constant = constant + _chain(t1[:, :, None], factors)[:, :, 0]
+                constant = constant + _constant(factors, t1)
                 factors = (factors[0] * s1[:, None, :], *factors[1:])
             if any(not isinstance(a.B2, nn.Identity) for a in adapters):
                 constant = constant * s2
                 factors = (*factors[:-1], factors[-1] * s2[:, :, None])
             shift = shift + constant
         chains[source] = factors
-    return Folded(s2 * residual, shift, chains["output"], chains["input"])
+    return Folded(*_collapse(gain, chains["output"], shift), chains["input"])
 
 
-def run_folded(layer: nn.Module, x: Tensor, folded: Folded, index: Tensor | None) -> Tensor:
-    """The site's output for a batch x.
+def product(factors: tuple[Tensor, ...], v: Tensor | None = None) -> Tensor:
+    """F_m … F_1 v, or the product of the factors alone."""
+    out, rest = (factors[0], factors[1:]) if v is None else (v, factors)
+    for factor in rest:
+        out = factor @ out
+    return out
 
-    index (n,) names each sample's form; None: one form for all, or one a sample in their order.
-    """
-    z = frozen(layer, x)
-    if index is not None:
-        folded = folded.take(index)
-    u = centre_tap(layer, x, z) if folded.parallel else None
-    spatial = isinstance(layer, nn.Conv2d)
-    rows, last = _rows(z, spatial)
-    out = _affine_(rows, folded, last)
-    if u is not None:
-        hidden = _hidden(_rows(u, spatial, last)[0], folded.parallel, last)
-        _accumulate_(out, hidden, folded.parallel[-1], last)
-    if last and spatial:
-        return out.view(z.shape[0], *z.shape[2:], -1).permute(0, 3, 1, 2)
-    return out.view(z.shape)
+
+def _constant(factors: tuple[Tensor, ...], v: Tensor) -> Tensor:
+    """F_m … F_1 v for vectors (G, k_0); sums, since a `bmm` of vectors would wake every thread."""
+    for factor in factors:
+        v = (factor * v[:, None, :]).sum(2)
+    return v
 
 
 def padded_share(adapters: Sequence[Adapter]) -> float:
     """The share of a mixed batch's multiplications that zero-padding of unequal ranks wastes."""
-    chains = [tuple(a.A.factors) for a in adapters if a.A is not None]
+    chains = [a.A.factors for a in adapters if a.A is not None]
     if not chains:
         return 0.0
     used = sum(f.numel() for chain in chains for f in chain)
@@ -99,51 +96,19 @@ def padded_share(adapters: Sequence[Adapter]) -> float:
     return 1 - used / padded
 
 
-def _rows(z: Tensor, spatial: bool, last: bool | None = None) -> tuple[Tensor, bool]:
-    """(n, positions, d) where channels come last in memory, else (n, d, positions); a view."""
-    if not spatial:
-        return z.reshape(z.shape[0], -1, z.shape[-1]), True
-    if last is None:
-        last = z.is_contiguous(memory_format=torch.channels_last) and not z.is_contiguous()
-    return (z.permute(0, 2, 3, 1).flatten(1, 2), True) if last else (z.flatten(2), False)
+def _collapse(
+    gain: Tensor, series: tuple[Tensor, ...], shift: Tensor
+) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]]:
+    """A chain as one dense factor where that is less work; then the gain is on its diagonal."""
+    rank = min((f.shape[2] for f in series[1:]), default=0)
+    if len(gain) == 1 and 2 * rank >= gain.shape[1]:
+        series = (product(series),)
+    if len(series) == 1:
+        return None, shift, (series[0] + torch.diag_embed(gain),)
+    return gain, shift, series
 
 
-def _affine_(rows: Tensor, folded: Folded, last: bool) -> Tensor:
-    """gain · z + series chain of z + shift; into z's own memory where no gradient needs it."""
-    axis = 1 if last else 2
-    gain, shift = folded.gain.to(rows).unsqueeze(axis), folded.shift.to(rows).unsqueeze(axis)
-    hidden = _hidden(rows, folded.series, last)
-    if torch.is_grad_enabled() or hidden is rows:
-        out = torch.addcmul(shift, rows, gain)
-    else:
-        out = torch.addcmul(shift, rows, gain, out=rows)
-    return _accumulate_(out, hidden, folded.series[-1], last) if folded.series else out
-
-
-def _hidden(rows: Tensor, factors: tuple[Tensor, ...], last: bool) -> Tensor:
-    """rows behind all factors but the last; rows itself where there is just one."""
-    if not factors:
-        return rows.new_empty(0)
-    for factor in factors[:-1]:
-        factor = factor.to(rows)
-        if len(factor) == 1:
-            rows = rows @ factor[0].T if last else factor[0] @ rows
-        else:
-            rows = rows @ factor.mT if last else factor @ rows
-    return rows
-
-
-def _accumulate_(out: Tensor, hidden: Tensor, factor: Tensor, last: bool) -> Tensor:
-    """out += factor · hidden, in place: out is ours."""
-    factor = factor.to(hidden)
-    if len(factor) == 1 and last:
-        out.flatten(0, 1).addmm_(hidden.flatten(0, 1), factor[0].T)
-        return out
-    factor = factor.expand(len(out), -1, -1)
-    return out.baddbmm_(hidden, factor.mT) if last else out.baddbmm_(factor, hidden)
-
-
-def _stack(chains: Sequence[tuple[Tensor, ...] | None], like: Tensor) -> tuple[Tensor, ...]:
+def _stack(chains: Sequence[Sequence[Tensor] | None], like: Tensor) -> tuple[Tensor, ...]:
     """Stack chains of factors (k_i, k_{i-1}): shorter chains get identities, ranks get zeros.
 
     A missing chain is all zeros; none at all gives none.
@@ -152,16 +117,19 @@ def _stack(chains: Sequence[tuple[Tensor, ...] | None], like: Tensor) -> tuple[T
     if not present:
         return ()
     length = max(map(len, present))
-    d_out = len(present[0][-1])
-    eye = torch.eye(d_out, dtype=like.dtype, device=like.device)
-    full = [c and c + (eye,) * (length - len(c)) for c in chains]
-    return tuple(_pad([c[i] if c else None for c in full], like) for i in range(length))
+    if any(len(c) < length for c in present):
+        eye = torch.eye(len(present[0][-1]), dtype=like.dtype, device=like.device)
+        chains = [c and (*c, *(eye,) * (length - len(c))) for c in chains]
+    return tuple(_pad([c[i] if c else None for c in chains], like) for i in range(length))
 
 
 def _pad(matrices: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    shapes = {m.shape for m in matrices if m is not None}
-    if len(shapes) == 1 and None not in matrices:
-        return torch.stack([m for m in matrices if m is not None])
+    present = [m for m in matrices if m is not None]
+    if len(matrices) == len(present) == 1:
+        return present[0][None]
+    shapes = {m.shape for m in present}
+    if len(present) == len(matrices) and len(shapes) == 1:
+        return torch.stack(present)
     rows, columns = (max(s[i] for s in shapes) for i in (0, 1))
     out = like.new_zeros(len(matrices), rows, columns)
     for i, m in enumerate(matrices):
@@ -170,7 +138,9 @@ def _pad(matrices: Sequence[Tensor | None], like: Tensor) -> Tensor:
     return out
 
 
-def _chain(v: Tensor, factors: tuple[Tensor, ...]) -> Tensor:
-    for factor in factors:
-        v = factor @ v
-    return v
+def _stack_vectors(vectors: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    present = [v for v in vectors if v is not None]
+    if len(vectors) == 1:
+        return present[0][None]
+    zero = like.new_zeros(len(present[0]))
+    return torch.stack([zero if v is None else v for v in vectors])

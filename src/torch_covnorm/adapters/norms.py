@@ -32,8 +32,13 @@ def scale_shift(norms: Sequence[nn.Module], d: int, like: Tensor) -> tuple[Tenso
         return like.new_ones(len(norms), d), like.new_zeros(len(norms), d)
     one, zero = like.new_ones(d), like.new_zeros(d)
     gamma, beta, mean, var, eps = zip(*(_statistics(n, one, zero) for n in norms), strict=True)
-    scale = torch.stack(gamma) * (torch.stack(var) + like.new_tensor(eps)[:, None]).rsqrt()
-    return scale, torch.stack(beta) - torch.stack(mean) * scale
+    shared: float | Tensor = eps[0] if len(set(eps)) == 1 else like.new_tensor(eps)[:, None]
+    scale = _stack(gamma) * (_stack(var) + shared).rsqrt()
+    return scale, _stack(beta) - _stack(mean) * scale
+
+
+def _stack(vectors: tuple[Tensor, ...]) -> Tensor:
+    return vectors[0][None] if len(vectors) == 1 else torch.stack(vectors)
 
 
 def _statistics(

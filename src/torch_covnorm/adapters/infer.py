@@ -1,0 +1,85 @@
+"""Run a site in eval mode by its folded form: few passes over memory, one `bmm` a factor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .base import frozen
+from .fold import Folded
+from .parallel import centre_tap
+from .weights import merging_is_cheaper, run_merged
+
+
+def run_folded(
+    layer: nn.Conv2d | nn.Linear, x: Tensor, folded: Folded, index: Tensor | None
+) -> Tensor:
+    """The site's output for a batch x.
+
+    index (n,) names each sample's form; None: one form for all, or one a sample in their order.
+    """
+    if len(folded.shift) == 1 and merging_is_cheaper(layer, x):
+        return run_merged(layer, x, folded)
+    z = frozen(layer, x)
+    if index is not None:
+        folded = folded.take(index)
+    spatial = isinstance(layer, nn.Conv2d)
+    rows, last = _rows(z, spatial)
+    out = _series(rows, folded, last)
+    if folded.parallel:
+        u, _ = _rows(centre_tap(layer, x, z), spatial, last)
+        out = _add_(out, _through(u, folded.parallel[:-1], last), folded.parallel[-1], last)
+    if last and spatial:
+        return out.view(z.shape[0], *z.shape[2:], -1).permute(0, 3, 1, 2)
+    return out.view(z.shape)
+
+
+def _rows(z: Tensor, spatial: bool, last: bool | None = None) -> tuple[Tensor, bool]:
+    """(n, positions, d) where channels come last in memory, else (n, d, positions); a view."""
+    if not spatial:
+        return z.reshape(z.shape[0], -1, z.shape[-1]), True
+    if last is None:
+        last = z.is_contiguous(memory_format=torch.channels_last) and not z.is_contiguous()
+    return (z.permute(0, 2, 3, 1).flatten(1, 2), True) if last else (z.flatten(2), False)
+
+
+def _series(rows: Tensor, folded: Folded, last: bool) -> Tensor:
+    """gain · z + F_m … F_1 z + shift; into z's own memory where no gradient needs it."""
+    axis = 1 if last else 2
+    shift = folded.shift.to(rows).unsqueeze(axis)
+    if folded.gain is None:
+        return _add(shift, rows, folded.series[0], last)
+    gain = folded.gain.to(rows).unsqueeze(axis)
+    hidden = _through(rows, folded.series[:-1], last) if folded.series else rows
+    if torch.is_grad_enabled():
+        out = torch.addcmul(shift, rows, gain)
+    else:
+        out = torch.addcmul(shift, rows, gain, out=rows)
+    return _add_(out, hidden, folded.series[-1], last) if folded.series else out
+
+
+def _through(rows: Tensor, factors: tuple[Tensor, ...], last: bool) -> Tensor:
+    for factor in factors:
+        one = factor[0] if len(factor) == 1 else factor
+        rows = rows @ one.to(rows).mT if last else one.to(rows) @ rows
+    return rows
+
+
+def _add(shift: Tensor, rows: Tensor, factor: Tensor, last: bool) -> Tensor:
+    """shift + factor · rows, as a new tensor."""
+    factor = factor.to(rows)
+    if len(factor) == 1 and last:
+        out = torch.addmm(shift[0], rows.flatten(0, 1), factor[0].T)
+        return out.view(*rows.shape[:2], -1)
+    factor = factor.expand(len(rows), -1, -1)
+    return torch.baddbmm(shift, *((rows, factor.mT) if last else (factor, rows)))
+
+
+def _add_(out: Tensor, rows: Tensor, factor: Tensor, last: bool) -> Tensor:
+    """out += factor · rows, in place: out is ours."""
+    factor = factor.to(rows)
+    if len(factor) == 1 and last:
+        out.flatten(0, 1).addmm_(rows.flatten(0, 1), factor[0].T)
+        return out
+    factor = factor.expand(len(rows), -1, -1)
+    return out.baddbmm_(*((rows, factor.mT) if last else (factor, rows)))
