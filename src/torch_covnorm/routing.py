@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .adapters import fold, frozen, run_folded, scale_shift
+from .adapters import fold, frozen, run_folded, scale_shifts
 from .errors import CovNormError
 from .sites import Layer, Site
 
@@ -87,6 +87,7 @@ class Call:
         self.domains = domains
         self.places = places
         self.neutral = neutral
+        self.scale_shifts: dict[str, tuple[Tensor, Tensor]] = {}
         # What is stacked by domain needs no gathering where each has one sample, in order.
         self.gathers = places is not None and places != list(range(len(domains)))
 
@@ -114,16 +115,17 @@ class Call:
 
     def norm(self, layer: _BatchNorm, name: str, x: Tensor) -> Tensor:
         """A BatchNorm of the backbone: the domain's own, or one scale and shift a sample."""
-        norms = [d.norms[name] for d in self.domains]
         if self.places is None:
-            return norms[0](x)
+            return self.domains[0].norms[name](x)
         if layer.running_mean is None:
             raise CovNormError(
                 f"norm {name!r} keeps no running statistics, so samples of a mixed batch would "
                 "meet in it: run one domain at a time"
             )
         self._check_samples(x, name)
-        scale, shift = scale_shift(norms, layer.num_features, x)
+        if not self.scale_shifts:
+            self.scale_shifts = scale_shifts([dict(d.norms.items()) for d in self.domains], x)
+        scale, shift = self.scale_shifts[name]
         index = self._index(x)
         if index is not None:
             scale, shift = scale[index], shift[index]

@@ -16,7 +16,7 @@ from .conv import ConvAdapter
 from .fold import Folded, fold, padded_share
 from .infer import run_folded
 from .maps import CovNormMap, FullMap, LinearMap, LowRankMap, build_map
-from .norms import scale_shift, site_norm
+from .norms import scale_shifts, site_norm
 from .parallel import ParallelAdapter
 from .residual import ResidualAdapter
 from .weights import merged_weight
@@ -94,5 +94,5 @@ __all__ = [
     "merged_weight",
     "padded_share",
     "run_folded",
-    "scale_shift",
+    "scale_shifts",
 ]

@@ -80,8 +80,10 @@ def product(factors: tuple[Tensor, ...], v: Tensor | None = None) -> Tensor:
 
 
 def _constant(factors: tuple[Tensor, ...], v: Tensor) -> Tensor:
-    """F_m … F_1 v for vectors (G, k_0); sums, since a `bmm` of vectors would wake every thread."""
-    for factor in factors:
+    """F_m … F_1 v for vectors (G, k_0)."""
+    if len(v) > 1:
+        return product(factors, v[:, :, None])[:, :, 0]
+    for factor in factors:  # sums, since for one domain a `bmm` would wake threads for little
         v = (factor * v[:, None, :]).sum(2)
     return v
 

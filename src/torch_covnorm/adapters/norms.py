@@ -37,6 +37,30 @@ def scale_shift(norms: Sequence[nn.Module], d: int, like: Tensor) -> tuple[Tenso
     return scale, _stack(beta) - _stack(mean) * scale
 
 
+def scale_shifts(
+    norms: Sequence[dict[str, _BatchNorm]], like: Tensor
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """{name: `scale_shift`} of the norms of G domains, all in a few operations.
+
+    Norms without running statistics are left out.
+    """
+    names = [n for n, norm in norms[0].items() if norm.running_mean is not None]
+    sizes = [norms[0][n].num_features for n in names]
+    if not names:
+        return {}
+    filler = [(like.new_ones(d), like.new_zeros(d)) for d in sizes]
+    rows = []
+    for domain in norms:
+        parts = [_statistics(domain[n], *f) for n, f in zip(names, filler, strict=True)]
+        rows.append([torch.cat(column) for column in list(zip(*parts, strict=True))[:4]])
+    gamma, beta, mean, var = (_stack(column) for column in zip(*rows, strict=True))
+    eps = torch.cat([one * norms[0][n].eps for n, (one, _) in zip(names, filler, strict=True)])
+    scale = gamma * (var + eps).rsqrt()
+    shift = beta - mean * scale
+    pieces = zip(scale.split(sizes, 1), shift.split(sizes, 1), strict=True)
+    return dict(zip(names, pieces, strict=True))
+
+
 def _stack(vectors: tuple[Tensor, ...]) -> Tensor:
     return vectors[0][None] if len(vectors) == 1 else torch.stack(vectors)
 
@@ -46,7 +70,10 @@ def _statistics(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
     if not isinstance(norm, _BatchNorm):
         return one, zero, zero, one, 0.0
-    if norm.running_mean is None or norm.running_var is None:
+    # The dictionaries behind nn.Module's attributes: a mixed batch asks thousands of times.
+    affine, running = norm._parameters, norm._buffers
+    mean, var = running["running_mean"], running["running_var"]
+    if mean is None or var is None:
         raise CovNormError("a norm without running statistics is no scale and shift")
-    gamma, beta = (one, zero) if norm.weight is None else (norm.weight, norm.bias)
-    return gamma, beta, norm.running_mean, norm.running_var, norm.eps
+    gamma, beta = affine["weight"], affine["bias"]
+    return one if gamma is None else gamma, zero if beta is None else beta, mean, var, norm.eps
