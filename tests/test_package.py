@@ -100,3 +100,22 @@ def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch):
 def test_the_recipe_is_one_readable_file():
     text = (ROOT / "recipes" / "one_domain.py").read_text()
     assert len(text.splitlines()) < 150
+
+
+def test_every_test_that_the_guarantees_name_exists():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "guarantees.md").read_text()))
+    there = set()
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        there.update(re.findall(r"^def (test_\w+)", file.read_text(), flags=re.M))
+    assert len(named) > 30
+    assert named <= there, named - there
+
+
+def test_every_function_that_the_paper_map_names_exists():
+    """Each name in the code column that looks like one of ours is in the source."""
+    page = (ROOT / "docs" / "paper-map.md").read_text()
+    source = "\n".join(f.read_text() for f in SOURCE.rglob("*.py"))
+    for file in set(re.findall(r"`((?:adapters|backbones)/\w+\.py|\w+\.py)`", page)):
+        assert (SOURCE / file).exists(), file
+    for name in set(re.findall(r"`(?:[A-Z]\w+\.)?(\w+)(?:\([^`]*\))?` \(`", page)):
+        assert re.search(rf"\b{name}\b", source), name
