@@ -150,6 +150,22 @@ def test_only_the_domains_own_parameters_train():
     assert all(p.grad is None for p in set(net.parameters()) - own)
 
 
+def test_an_adapter_says_what_trains_and_what_the_paper_counts():
+    net = zoo.network("convnet", kinds=("residual",))
+    adapter = net.domains["residual"].adapters["strided.0"]
+    assert set(adapter.trains) == {
+        *("A.A", "A.bias", "B1.weight", "B1.bias", "B2.weight", "B2.bias")
+    }
+    assert adapter.paper_count() == 12 * 12
+
+
+def test_a_domain_takes_the_backbones_preprocessing_unless_it_has_its_own():
+    net = zoo.network("efficientnet-lite0", kinds=("residual",))
+    assert net.domains["residual"].preprocessing == net.backbone.preprocessing
+    net.add_domain("own", 2, preprocessing={"size": 32})
+    assert net.domains["own"].preprocessing == {"size": 32}
+
+
 def test_an_own_module_runs_behind_the_backbone_and_trains():
     class Features(nn.Module):
         def __init__(self) -> None:

@@ -81,13 +81,16 @@ class MultiDomainNetwork(nn.Module):
             rank: make A a low-rank C·W: a number of directions, or a share of d in (0, 1).
             own: a further module of the domain, called on what the backbone returns (a container
                 such as nn.ModuleDict is only kept, trained and saved with the domain).
-            preprocessing: any JSON value; travels with the domain's files.
+            preprocessing: any JSON value; travels with the domain's files. Where none is given and
+                the backbone has an attribute of that name, that one.
         """
         self._check_new(name)
         adapters = {}
         for site in self.sites.values():
             config = fresh_config(adapter, site.d_in, site.d_out, site.norm_behind is None, rank)
             adapters[site.name] = build(config, site.spatial, site.d_in, site.d_out, site.name)
+        if preprocessing is None:
+            preprocessing = copy.deepcopy(getattr(self.backbone, "preprocessing", None))
         self.domains[name] = self.make_domain(name, adapters, classes, own, preprocessing)
         return self.domain(name)
 

@@ -39,6 +39,11 @@ class Adapter(nn.Module):
         """Nothing to do here: no matrix, and the norm behind the site is the backbone's."""
         return self.A is None and isinstance(self.B2, nn.Identity)
 
+    @property
+    def trains(self) -> list[str]:
+        """Names of the parameters that train: of A as its map says, and all of B1 and B2."""
+        return [name for name, p in self.named_parameters() if p.requires_grad]
+
     def paper_count(self) -> int:
         """Adapter parameters as the paper counts them: the matrices alone."""
         return self.A.paper_count() if self.A is not None else 0

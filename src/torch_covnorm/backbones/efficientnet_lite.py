@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,8 +18,6 @@ STAGES = (
     (6, 5, 2, 192, 4),
     (6, 3, 1, 320, 1),
 )
-# What the published ImageNet weights expect: RGB in [0, 255] → (x - 127) / 128.
-PREPROCESSING = {"size": 224, "mean": [127 / 255] * 3, "std": [128 / 255] * 3}
 
 
 class SameConv2d(nn.Conv2d):
@@ -77,7 +76,8 @@ class InvertedBlock(nn.Module):
 class EfficientNetLite0(nn.Module):
     """4,652,008 parameters with its 1000-class head: (n, 3, h, w) → (n, classes)."""
 
-    preprocessing = PREPROCESSING
+    # What the published ImageNet weights expect, for RGB in [0, 1]: (x - 127) / 128 of its bytes.
+    preprocessing: ClassVar = {"size": 224, "mean": [127 / 255] * 3, "std": [128 / 255] * 3}
 
     def __init__(self, num_classes: int = 1000) -> None:
         super().__init__()

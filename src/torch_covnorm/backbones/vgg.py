@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -13,6 +15,13 @@ class VGG16(nn.Module):
 
     Without the fc layers images of any size from 32 px will do: (n, 3, h, w) → (n, classes).
     """
+
+    # What torchvision's ImageNet weights expect, for RGB in [0, 1].
+    preprocessing: ClassVar = {
+        "size": 224,
+        "mean": [0.485, 0.456, 0.406],
+        "std": [0.229, 0.224, 0.225],
+    }
 
     def __init__(self, fc: bool = True, num_classes: int = 1000) -> None:
         super().__init__()
