@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import zoo
@@ -135,3 +137,41 @@ def test_samples_that_cannot_be_told_apart_are_refused():
     assert net(torch.randn(2, 8), domain="a").shape == (2, 2)
     with pytest.raises(cn.CovNormError, match="told apart"):
         net(torch.randn(2, 8), domain=["a", "b"])
+
+
+@pytest.mark.parametrize("name", zoo.SMALL)
+@torch.no_grad()
+def test_autocast_other_dtypes_and_an_empty_batch(name):
+    net = zoo.network(name)
+    x = zoo.ZOO[name][1](5)
+    kinds = list(zoo.KINDS)
+    exact = net(x, domain=kinds)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert all(
+            zoo.close(a.float(), b, 0.1) for a, b in zip(net(x, domain=kinds), exact, strict=True)
+        )
+    double = copy.deepcopy(net).double()
+    answers = double(x.double(), domain=kinds)
+    assert all(zoo.close(a.float(), b, 1e-4) for a, b in zip(answers, exact, strict=True))
+    for kind in kinds:
+        assert len(net(x[:0], domain=kind)) == 0
+
+
+@torch.no_grad()
+def test_tokens_in_a_grid_are_positions_of_their_sample():
+    class Grid(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+
+        def forward(self, x):
+            return self.head(self.inner(x).mean((1, 2)))
+
+    net = cn.MultiDomainNetwork(Grid())
+    for name in "ab":
+        net.add_domain(name, 3)
+        zoo.shake_(net.domains[name])
+    net.eval()
+    x, names = torch.randn(4, 5, 6, 8), ["a", "b", "b", "a"]
+    assert all(same(net(x, domain=names), alone(net, x, names)))
+    assert zoo.close(net.merge("a")(x), net(x, domain="a"))

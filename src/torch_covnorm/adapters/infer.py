@@ -30,14 +30,14 @@ def run_folded(
         u, _ = _rows(centre_tap(layer, x, z), spatial, last)
         out = _add_(out, _through(u, folded.parallel[:-1], last), folded.parallel[-1], last)
     if last and spatial:
-        return out.view(z.shape[0], *z.shape[2:], -1).permute(0, 3, 1, 2)
+        return out.view(z.shape[0], *z.shape[2:], z.shape[1]).permute(0, 3, 1, 2)
     return out.view(z.shape)
 
 
 def _rows(z: Tensor, spatial: bool, last: bool | None = None) -> tuple[Tensor, bool]:
     """(n, positions, d) where channels come last in memory, else (n, d, positions); a view."""
     if not spatial:
-        return z.reshape(z.shape[0], -1, z.shape[-1]), True
+        return (z[:, None] if z.ndim == 2 else z.flatten(1, -2)), True
     if last is None:
         last = z.is_contiguous(memory_format=torch.channels_last) and not z.is_contiguous()
     return (z.permute(0, 2, 3, 1).flatten(1, 2), True) if last else (z.flatten(2), False)
@@ -70,14 +70,14 @@ def _add(shift: Tensor, rows: Tensor, factor: Tensor, last: bool) -> Tensor:
     factor = factor.to(rows)
     if len(factor) == 1 and last:
         out = torch.addmm(shift[0], rows.flatten(0, 1), factor[0].T)
-        return out.view(*rows.shape[:2], -1)
+        return out.view(*rows.shape[:2], factor.shape[1])
     factor = factor.expand(len(rows), -1, -1)
     return torch.baddbmm(shift, *((rows, factor.mT) if last else (factor, rows)))
 
 
 def _add_(out: Tensor, rows: Tensor, factor: Tensor, last: bool) -> Tensor:
     """out += factor · rows, in place: out is ours."""
-    factor = factor.to(rows)
+    rows, factor = rows.to(out), factor.to(out)  # under autocast their dtypes differ
     if len(factor) == 1 and last:
         out.flatten(0, 1).addmm_(rows.flatten(0, 1), factor[0].T)
         return out
