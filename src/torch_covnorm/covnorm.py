@@ -69,6 +69,7 @@ def collect(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> dict[s
     return moments
 
 
+@torch.inference_mode(False)
 @torch.no_grad()
 def normalize_(
     net: MultiDomainNetwork,
@@ -119,6 +120,7 @@ def normalize_(
     return {site: (map_.ranks[0], map_.ranks[1]) for site, map_ in new.items()}
 
 
+@torch.inference_mode(False)
 def absorb_(net: MultiDomainNetwork, name: str) -> None:
     """Multiply each M into W or C, whichever is larger: 2 d min(kx, ky) parameters a site.
 
@@ -140,9 +142,13 @@ def _normalized(
     site: str,
     generator: torch.Generator | None,
 ) -> CovNormMap:
-    A, b = old.matrix().double(), old.offset.double()
+    A, b = (t.cpu().to(moments.mean) for t in (old.matrix(), old.offset))
+    if not (A.isfinite().all() and b.isfinite().all()):
+        raise CovNormError(f"site {site!r}: A holds NaN or Inf: train the domain anew")
     x, y = PCA.of(moments), PCA.of(moments.transform(A, b))
     t = preset.variance
+    if ranks is not None and (not isinstance(ranks, tuple | list) or len(ranks) != 2):
+        raise CovNormError(f"site {site!r}: ranks {ranks!r}, give (kx, ky)")
     kx, ky = ranks or (preset.rank_rule(x.E, t), preset.rank_rule(y.E, t))
     check_ranks(kx, ky, len(x.E), len(y.E), site)
     factors = covariance_normalization(A, x, y, kx, ky, preset.M, preset.scaled, generator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -19,26 +20,29 @@ class ModuleMap(nn.Module):
 
     def __init__(self, modules: dict[str, nn.Module] | None = None) -> None:
         super().__init__()
+        self._keys: dict[str, str] = {}
         for name, module in (modules or {}).items():
             self[name] = module
 
     def __getitem__(self, name: str) -> Any:
-        return self._modules[name.replace(".", "/")]
+        return self._modules[self._keys[name]]
 
     def __setitem__(self, name: str, module: nn.Module) -> None:
-        self._modules[name.replace(".", "/")] = module
+        key = name.replace(".", "/")  # nn.Module's own separator
+        self._modules[key] = module
+        self._keys[name] = key
 
     def __delitem__(self, name: str) -> None:
-        del self._modules[name.replace(".", "/")]
+        del self._modules[self._keys.pop(name)]
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and name.replace(".", "/") in self._modules
+        return name in self._keys
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name.replace("/", ".") for name in list(self._modules)])
+        return iter(list(self._keys))
 
     def __len__(self) -> int:
-        return len(self._modules)
+        return len(self._keys)
 
     def keys(self) -> list[str]:
         """The names, in the order in which they came."""
@@ -117,15 +121,25 @@ def fresh_head(layer: nn.Linear | nn.Conv2d, classes: int) -> nn.Module:
     """A new head in the place of a Linear or Conv2d layer."""
     if isinstance(layer, nn.Linear):
         return nn.Linear(layer.in_features, classes)
-    size, stride, padding = layer.kernel_size, layer.stride, layer.padding
-    return nn.Conv2d(layer.in_channels, classes, size, stride, padding)  # type: ignore[arg-type]
+    return nn.Conv2d(  # a head of groups becomes one of all
+        layer.in_channels,
+        classes,
+        layer.kernel_size,  # type: ignore[arg-type]
+        layer.stride,  # type: ignore[arg-type]
+        layer.padding,  # type: ignore[arg-type]
+        layer.dilation,  # type: ignore[arg-type]
+        padding_mode=layer.padding_mode,
+    )
 
 
 def class_names(classes: Sequence[str] | int | None) -> tuple[str, ...] | None:
     """Class names as a tuple; a number gives "0", "1", …"""
     if classes is None:
         return None
-    names = tuple(map(str, range(classes) if isinstance(classes, int) else classes))
+    if isinstance(classes, bool | str):
+        raise CovNormError(f"classes={classes!r}: give a list of names, or how many")
+    listed = range(int(classes)) if isinstance(classes, Integral | int) else classes
+    names = tuple(map(str, listed))
     if not names or len(set(names)) != len(names):
         raise CovNormError(f"classes={classes!r}: give at least one, each name once")
     return names

@@ -15,7 +15,7 @@ class CovNormWarning(UserWarning):
 
 
 def choices(value: object, options: Iterable[str]) -> str:
-    """``'vgg61': did you mean 'vgg16'?`` or the list of what there is; for error messages."""
+    """``did you mean 'vgg16'?`` or the list of what there is; for the end of an error message."""
     names = sorted(options)
     close = difflib.get_close_matches(str(value), names, n=1)
     if close:

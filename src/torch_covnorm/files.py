@@ -41,7 +41,8 @@ def fingerprint(backbone: nn.Module, head: str | None) -> str:
     """SHA-256 of the backbone's weights and statistics, by name; without the replaced head."""
     digest = hashlib.sha256()
     for name, tensor in sorted(backbone.state_dict().items()):
-        if name.endswith("num_batches_tracked") or (head and name.startswith(head + ".")):
+        replaced = head and name.startswith(head + ".")
+        if name.endswith("num_batches_tracked") or replaced or not isinstance(tensor, Tensor):
             continue
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)

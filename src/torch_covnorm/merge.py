@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from .adapters import Adapter, fold, merged_weight
 from .domain import Domain
+from .errors import CovNormError
 from .routing import plain_copy
 from .sites import Layer, Site
 
@@ -33,7 +35,10 @@ def merge(net: MultiDomainNetwork, domain: Domain) -> nn.Module:
         plain.get_submodule(name).load_state_dict(norm.state_dict())
     if net.head_name is not None:
         head = nn.Identity() if domain.head is None else copy.deepcopy(domain.head)
-        plain.set_submodule(net.head_name, head)
+        old = plain.get_submodule(net.head_name)
+        for name, module in list(plain.named_modules(remove_duplicate=False)):
+            if module is old:
+                plain.set_submodule(name, head)
     if domain.own is not None and domain.runs_own:
         plain = nn.Sequential(plain, copy.deepcopy(domain.own))
     return plain.requires_grad_(False).eval()
@@ -43,10 +48,31 @@ def _fold_into_(layer: Layer, site: Site, adapter: Adapter) -> None:
     """Give a layer the weight and bias that hold its adapter: in float64, rounded once."""
     if adapter.idle:
         return
-    dtype = layer.weight.dtype
-    folded = fold([copy.deepcopy(adapter).double()], site.d_in, site.d_out, layer.weight.double())
-    weight, bias = merged_weight(layer, folded)
+    if is_parametrized(layer):
+        raise CovNormError(f"site {site.name!r}: remove the parametrization of its weight first")
+    before, device = copy.deepcopy(layer), layer.weight.device
+    adapter, layer64 = copy.deepcopy(adapter).cpu().double(), copy.deepcopy(layer).cpu().double()
+    folded = fold([adapter], site.d_in, site.d_out, layer64.weight)
+    weight, bias = merged_weight(layer64, folded)
     if isinstance(layer, nn.Conv2d) and weight.shape[1] == layer.in_channels:
         layer.groups = 1
-    layer.weight = nn.Parameter(weight.to(dtype))
-    layer.bias = nn.Parameter(bias.to(dtype))
+    layer.weight = nn.Parameter(weight.to(layer.weight.dtype).to(device))
+    layer.bias = nn.Parameter(bias.to(layer.weight.dtype).to(device))
+    if type(layer) not in (nn.Conv2d, nn.Linear):
+        _check_subclass(layer, before, adapter, site)
+
+
+def _check_subclass(layer: Layer, before: Layer, adapter: Adapter, site: Site) -> None:
+    """A subclass may do more with its weight than a layer does: try a batch through both."""
+    if isinstance(layer, nn.Conv2d):
+        spans = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
+        x = torch.randn(2, site.d_in, *(d * (k - 1) + 1 + 2 * s for k, d, s in spans))
+    else:
+        x = torch.randn(2, site.d_in)
+    expected = adapter.eval()(before.cpu().double(), x.double())
+    found = copy.deepcopy(layer).cpu().double()(x.double())
+    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+        raise CovNormError(
+            f"site {site.name!r}: {type(layer).__name__} changes its weight as it runs, so the "
+            "adapter cannot be folded into it; leave it out of sites=, or do not merge"
+        )

@@ -130,8 +130,7 @@ class Moments:
 
         ``Sigma = P E P^T`` (eq. 1). Each column's largest entry is positive: same moments, same P.
         """
-        E, P = torch.linalg.eigh(self.covariance.cpu())
-        E, P = E.flip(0).clamp(min=0), P.flip(1)
+        E, P = _eigh(self.covariance.cpu())
         peak = P.gather(0, P.abs().argmax(0, keepdim=True))
         return E.to(self.mean), (P * torch.where(peak < 0, -1.0, 1.0)).to(self.mean)
 
@@ -222,6 +221,48 @@ def _near(mean: Tensor, variance: Tensor, floor: Tensor | float = 0.0) -> bool:
 def _spread(n: int) -> Tensor:
     """Indices of 256 of n rows, in no step with the rows of an image."""
     return (torch.arange(CENTRE_ROWS, dtype=torch.float64) * GOLDEN % 1 * n).long()
+
+
+def _eigh(S: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues down and eigenvectors of a covariance; dead channels are their own directions.
+
+    LAPACK may fail to converge where most rows are zero or numbers are tiny, so it sees the live
+    part alone, scaled to 1, and where that fails once more the other triangle, then the SVD.
+    """
+    live = (S.diagonal() > 0).nonzero()[:, 0]
+    dead = (S.diagonal() <= 0).nonzero()[:, 0]
+    P = torch.zeros_like(S)
+    P[dead, len(live) + torch.arange(len(dead))] = 1
+    E = S.new_zeros(len(S))
+    if len(live):
+        block = S[live][:, live]
+        top = block.diagonal().max()
+        for solve in (_lower, _upper, _singular):
+            try:
+                values, vectors = solve(block / top)
+                break
+            except torch.linalg.LinAlgError:
+                continue
+        else:
+            raise CovNormError("this covariance has no eigenvalues that can be found: NaN in it?")
+        E[: len(live)] = values.clamp(min=0) * top
+        P[live, : len(live)] = vectors
+    return E, P
+
+
+def _lower(S: Tensor) -> tuple[Tensor, Tensor]:
+    E, P = torch.linalg.eigh(S)
+    return E.flip(0), P.flip(1)
+
+
+def _upper(S: Tensor) -> tuple[Tensor, Tensor]:
+    E, P = torch.linalg.eigh(S, UPLO="U")
+    return E.flip(0), P.flip(1)
+
+
+def _singular(S: Tensor) -> tuple[Tensor, Tensor]:
+    U, E, _ = torch.linalg.svd(S)
+    return E, U
 
 
 def _symmetric(S: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from .adapters import Adapter, build, fresh_config, padded_share
 from .domain import Domain, ModuleMap, check_name, class_names, fresh_head
 from .errors import CovNormError, choices
 from .merge import merge
-from .routing import Call, Role, plain_copy, route_
+from .routing import Call, Role, check_plain, plain_copy, route_
 from .sites import Layer, Site, SitePredicate, find_head, find_norms, find_sites
 
 
@@ -54,10 +54,13 @@ class MultiDomainNetwork(nn.Module):
         if self.head_name is not None:
             self._roles[backbone.get_submodule(self.head_name)] = ("head", self.head_name)
         for layer in self._roles:
+            check_plain(layer)
+        for layer in self._roles:
             route_(layer)
         self.backbone = backbone.requires_grad_(False)
         self.domains = ModuleMap()
         self.fingerprint = files.fingerprint(backbone, self.head_name)
+        self.register_load_state_dict_post_hook(_renew_fingerprint)
         self.train(backbone.training)
 
     # ── domains ──────────────────────────────────────────────────────────────────────────────
@@ -82,7 +85,7 @@ class MultiDomainNetwork(nn.Module):
             own: a further module of the domain, called on what the backbone returns (a container
                 such as nn.ModuleDict is only kept, trained and saved with the domain).
             preprocessing: any JSON value; travels with the domain's files. Where none is given and
-                the backbone has an attribute of that name, that one.
+                the backbone has a dictionary of that name, that one.
         """
         self._check_new(name)
         adapters = {}
@@ -90,7 +93,8 @@ class MultiDomainNetwork(nn.Module):
             config = fresh_config(adapter, site.d_in, site.d_out, site.norm_behind is None, rank)
             adapters[site.name] = build(config, site.spatial, site.d_in, site.d_out, site.name)
         if preprocessing is None:
-            preprocessing = copy.deepcopy(getattr(self.backbone, "preprocessing", None))
+            given = getattr(self.backbone, "preprocessing", None)
+            preprocessing = copy.deepcopy(given) if isinstance(given, dict) else None
         self.domains[name] = self.make_domain(name, adapters, classes, own, preprocessing)
         return self.domain(name)
 
@@ -103,7 +107,7 @@ class MultiDomainNetwork(nn.Module):
         """The domain of that name; an unknown one is an error, never the bare backbone."""
         try:
             found: Domain = self.domains[name]
-        except (KeyError, AttributeError):
+        except (KeyError, TypeError):
             raise CovNormError(f"unknown domain {name!r}: {choices(name, self.domains)}") from None
         return found
 
@@ -132,7 +136,7 @@ class MultiDomainNetwork(nn.Module):
         try:
             with call.under_way():
                 out = self.backbone(*args, **kwargs)
-        except Exception as error:
+        except (RuntimeError, ValueError, IndexError) as error:
             self._explain(error, args)
             raise
         return self._finish(out, call)
@@ -141,7 +145,13 @@ class MultiDomainNetwork(nn.Module):
         """Training mode for the domains and the backbone, except the backbone's own norms: their
         running statistics belong to nobody and stay as they are."""
         super().train(mode)
-        for layer, (kind, _) in self._roles.items():
+        for layer, (kind, what) in self._roles.items():
+            name = what.name if kind == "site" else what
+            if self.backbone.get_submodule(name) is not layer:
+                raise CovNormError(
+                    f"layer {name!r} of the backbone was replaced, so no domain reaches it: change "
+                    "the backbone (convert_sync_batchnorm …) before wrapping it"
+                )
             if kind == "norm":
                 layer.training = False
         return self
@@ -218,9 +228,12 @@ class MultiDomainNetwork(nn.Module):
             for layer, (kind, n) in self._roles.items()
             if kind == "norm"
         }
+        anchor = self._layer(next(iter(self.sites))).weight
         domain = Domain(name, adapters, norms, head, names, own, preprocessing)
-        anchor = next(self.backbone.parameters())
-        return domain.to(anchor.device, anchor.dtype).train(self.training)
+        for part in (domain.adapters, domain.head, domain.own):  # norms have their backbone's dtype
+            if part is not None:
+                part.to(anchor.device, anchor.dtype)
+        return domain.train(self.training)
 
     def _call(self, domain: str | Sequence[str] | None, args: tuple[Any, ...]) -> Call:
         if not isinstance(domain, str | Iterable):
@@ -228,6 +241,8 @@ class MultiDomainNetwork(nn.Module):
         if isinstance(domain, str):
             return Call(self._roles, [self.domain(domain)], None, self._neutral_norms)
         names = list(domain)
+        if not all(isinstance(n, str) for n in names):
+            raise CovNormError(f"domain={domain!r}: give the name of a domain for each sample")
         size = len(args[0]) if args and isinstance(args[0], Tensor) and args[0].ndim else None
         if size is None or size != len(names) or not names:
             raise CovNormError(f"{len(names)} domains for a batch of {size}: give one a sample")
@@ -248,6 +263,8 @@ class MultiDomainNetwork(nn.Module):
         if call.places is None:
             return _own(call.domains[0], out)
         widths = [d.width for d in call.domains]
+        if None in widths and len(set(widths)) > 1:
+            raise CovNormError("domains with and without a head in one batch: run them apart")
         owned = any(d.runs_own for d in call.domains)
         if not owned and len(set(widths)) == 1:
             return out
@@ -256,9 +273,12 @@ class MultiDomainNetwork(nn.Module):
                 f"the backbone returns {type(out).__name__}, which cannot be split by sample: run "
                 "one domain at a time"
             )
+        conv_head = isinstance(call.domains[0].head, nn.Conv2d)
         answers = []
         for row, i in zip(out, call.places, strict=True):
-            row = row if widths[i] is None else row[: widths[i]]
+            width = widths[i]
+            if width is not None and len(set(widths)) > 1:
+                row = row[:width] if conv_head else row[..., :width]
             answer = _own(call.domains[i], row[None])
             answers.append(answer[0] if isinstance(answer, Tensor) else answer)
         return answers
@@ -281,6 +301,11 @@ class MultiDomainNetwork(nn.Module):
             raise CovNormError(
                 f"the batch is {tuple(x.shape)}, the backbone takes {wanted}"
             ) from error
+
+
+def _renew_fingerprint(net: nn.Module, _: Any) -> None:
+    if isinstance(net, MultiDomainNetwork):
+        net.fingerprint = files.fingerprint(net.backbone, net.head_name)
 
 
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -32,14 +32,24 @@ _STEPWISE: ContextVar[bool] = ContextVar("covnorm_stepwise", default=False)
 Role = tuple[str, Any]
 
 
-def route_(layer: nn.Module) -> None:
-    """Let a layer of the backbone ask the call under way before it runs."""
+def check_plain(layer: nn.Module) -> None:
+    """Refuse a layer whose forward is somebody's already."""
     if "forward" in vars(layer):
         raise CovNormError(
             f"{type(layer).__name__} is wrapped already, perhaps by another MultiDomainNetwork: "
-            "give each its own copy.deepcopy(backbone)"
+            "give each a backbone of its own, loaded anew or copied (copy.deepcopy) before wrapping"
         )
+
+
+def route_(layer: nn.Module) -> None:
+    """Let a layer of the backbone ask the call under way before it runs."""
     layer.forward = types.MethodType(_routed_forward, layer)
+    # With a hook on it, no fused kernel (nn.TransformerEncoderLayer's) reads the weight past us.
+    layer.register_forward_pre_hook(_no_shortcut)
+
+
+def _no_shortcut(layer: nn.Module, args: Any) -> None:
+    """Changes nothing."""
 
 
 def plain_copy(module: nn.Module) -> nn.Module:
@@ -48,15 +58,25 @@ def plain_copy(module: nn.Module) -> nn.Module:
     for layer in copied.modules():
         if getattr(vars(layer).get("forward"), "__func__", None) is _routed_forward:
             del layer.forward
+            hooks = layer._forward_pre_hooks
+            for key in [k for k, hook in hooks.items() if hook is _no_shortcut]:
+                del hooks[key]
     return copied
 
 
 def _routed_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     call = _CALL.get()
+    if call is None and torch._C._current_graph_task_id() != -1:
+        raise CovNormError(
+            "a layer runs again during backward, outside the call that named its domain: switch "
+            "gradient checkpointing off"
+        )
     role = call.roles.get(layer) if call is not None else None
     if call is None or role is None:
         return type(layer).forward(layer, *args, **kwargs)
     kind, what = role
+    if "input" in kwargs:
+        args = (kwargs.pop("input"),)
     return getattr(call, kind)(layer, what, *args, **kwargs)
 
 
@@ -87,6 +107,7 @@ class Call:
         self.domains = domains
         self.places = places
         self.neutral = neutral
+        self.index: Tensor | None = None
         self.scale_shifts: dict[str, tuple[Tensor, Tensor]] = {}
         # What is stacked by domain needs no gathering where each has one sample, in order.
         self.gathers = places is not None and places != list(range(len(domains)))
@@ -157,7 +178,11 @@ class Call:
         self._check_samples(x, site.name)
 
     def _index(self, x: Tensor) -> Tensor | None:
-        return torch.tensor(self.places, device=x.device) if self.gathers else None
+        if not self.gathers:
+            return None
+        if self.index is None or self.index.device != x.device:
+            self.index = torch.tensor(self.places, device=x.device)
+        return self.index
 
     def _check_samples(self, x: Tensor, name: str) -> None:
         if self.places is not None and len(x) != len(self.places):

@@ -88,7 +88,11 @@ def find_head(backbone: nn.Module, head: str | None) -> str | None:
     if head is None:
         return None
     if head == "auto":
-        linear = [n for n, m in _layers(backbone).items() if isinstance(m, nn.Linear)]
+        linear = [
+            n
+            for n, m in _layers(backbone).items()
+            if isinstance(m, nn.Linear) and not isinstance(m, NonDynamicallyQuantizableLinear)
+        ]
         return linear[-1] if linear else None
     layers = _layers(backbone)
     if head not in layers:

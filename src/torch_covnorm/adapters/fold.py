@@ -89,13 +89,14 @@ def _constant(factors: tuple[Tensor, ...], v: Tensor) -> Tensor:
 
 
 def padded_share(adapters: Sequence[Adapter]) -> float:
-    """The share of a mixed batch's multiplications that zero-padding of unequal ranks wastes."""
-    chains = [a.A.factors for a in adapters if a.A is not None]
-    if not chains:
-        return 0.0
-    used = sum(f.numel() for chain in chains for f in chain)
-    padded = sum(f.numel() for f in _stack(chains, chains[0][0]))
-    return 1 - used / padded
+    """The share of a mixed batch's multiplications that zero-padding of unequal chains wastes."""
+    used = padded = 0
+    for source in ("output", "input"):
+        chains = [a.A.factors if a.A and a.map_input == source else None for a in adapters]
+        present = [c for c in chains if c is not None]
+        used += sum(f.numel() for c in present for f in c)
+        padded += sum(f.numel() for f in _stack(chains, present[0][0])) if present else 0
+    return 1 - used / padded if padded else 0.0
 
 
 def _collapse(

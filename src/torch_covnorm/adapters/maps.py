@@ -156,12 +156,12 @@ class CovNormMap(LinearMap):
         a square A, and the same output.
         """
         with torch.no_grad():
-            W, M, C = (f.double() for f in self.factors)
+            W, M, C = (f.cpu().double() for f in self.factors)
             W, C = (M @ W, C) if len(W) > C.shape[1] else (W, C @ M)
             new = LowRankMap(self.spatial, W.shape[1], len(C), len(W)).to(self.C)
             new.W.copy_(W)
             new.C.copy_(C)
-            new.bias.copy_(self.bias.double() - C @ (W @ self.mu_x.double()))
+            new.bias.copy_(self.bias.cpu().double() - C @ (W @ self.mu_x.cpu().double()))
         return new
 
 

@@ -24,13 +24,13 @@ def merged_weight(layer: nn.Conv2d | nn.Linear, folded: Folded) -> tuple[Tensor,
     else:
         if layer.groups > 1 and (folded.series or folded.parallel):
             weight = _ungrouped(weight, layer.groups)
-        # Taps, then input channels: as channels_last weights are in memory.
-        taps = weight.movedim(1, -1)
+        last = not weight.is_contiguous()  # channels_last: taps, then input channels
+        taps = weight.movedim(1, -1) if last else weight
         new = _times(folded, taps.flatten(1)).view(taps.shape)
+        new = new.movedim(-1, 1) if last else new
         if folded.parallel:
             row, column = centre(layer)
-            new[:, row, column] += product(folded.parallel)[0]
-        new = new.movedim(-1, 1)
+            new[:, :, row, column] += product(folded.parallel)[0]
     bias = folded.shift[0]
     if layer.bias is not None:
         bias = bias + _times(folded, layer.bias.to(bias)[:, None])[:, 0]
