@@ -78,7 +78,7 @@ def test_nan_features_name_the_site():
     x[0, 0, 0, 0] = torch.nan
     with pytest.raises(cn.CovNormError, match=r"site 'stem.0'.*NaN"):
         cn.collect(net, "residual", [x])
-    assert not any(m._forward_pre_hooks for m in net.modules())
+    assert not any(m._forward_pre_hooks for m in net.domains["residual"].modules())
 
 
 # ── normalise ─────────────────────────────────────────────────────────────────────────────────
