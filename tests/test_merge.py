@@ -21,6 +21,8 @@ def test_merged_equals_adapted_for_every_kind(name):
         assert type(merged) is type(net.backbone)
         assert zoo.close(merged(x), net(x, domain=kind), 1e-4)
         assert not any("forward" in vars(m) for m in merged.modules())
+        assert not any(m.training or m._forward_pre_hooks for m in merged.modules())
+        assert not any(p.requires_grad for p in merged.parameters())
     assert zoo.backbone_bits(net) == bits
 
 

@@ -175,3 +175,29 @@ def test_tokens_in_a_grid_are_positions_of_their_sample():
     x, names = torch.randn(4, 5, 6, 8), ["a", "b", "b", "a"]
     assert all(same(net(x, domain=names), alone(net, x, names)))
     assert zoo.close(net.merge("a")(x), net(x, domain="a"))
+
+
+def test_with_gradients_a_mixed_batch_gives_the_same_answers():
+    net = zoo.network("convnet", kinds=("residual", "lowrank"))
+    x, names = torch.randn(2, 3, 16, 16), ["lowrank", "residual"]
+    out = net(x, domain=names)
+    assert all(row.requires_grad for row in out)
+    assert all(same(out, alone(net, x, names)))
+
+
+@torch.no_grad()
+def test_a_float64_network_is_float64_throughout():
+    """Norms that are subclasses (timm's, with an activation inside) follow too."""
+    net = zoo.network("timm efficientnet-lite0", kinds=("residual",)).double()
+    net.add_domain("twin", classes=3)
+    zoo.shake_(net.domains["twin"])
+    net.eval()
+    assert {p.dtype for p in net.domains["twin"].parameters()} == {torch.float64}
+    x, names = torch.randn(4, 3, 32, 32).double(), ["twin", "residual", "twin", "twin"]
+    for a, b in zip(net(x, domain=names), alone(net, x, names), strict=True):
+        assert zoo.close(a, b, 1e-10)
+    moments = cn.collect(net, "twin", [x])
+    before = net(x, domain="twin")
+    cn.normalize_(net, "twin", moments, variance=1.0)
+    assert zoo.close(net(x, domain="twin"), before, 1e-9)
+    assert zoo.close(net.merge("twin")(x), before, 1e-9)

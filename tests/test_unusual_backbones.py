@@ -98,6 +98,9 @@ def test_a_layer_that_changes_its_weight_is_adapted_but_not_merged():
     x = torch.randn(2, 3, 8, 8)
     mixed = net(x, domain=["a", "b"]).detach()
     assert zoo.close(mixed[1], net(x, domain="b")[1])
+    stepwise = net(x, domain="a").detach()
+    with torch.no_grad():
+        assert zoo.close(net(x, domain="a"), stepwise)
     with pytest.raises(cn.CovNormError, match="site '0': Standardised changes its weight"):
         net.merge("a")
     plain = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
