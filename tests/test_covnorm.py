@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -70,6 +71,20 @@ def test_collection_does_not_depend_on_the_batches():
         torch.testing.assert_close(
             parts[site].covariance, whole[site].covariance, rtol=1e-4, atol=1e-5
         )
+
+
+def test_another_threads_calls_are_not_collected():
+    net = zoo.network("mlp", kinds=("residual",))
+    x = torch.randn(6, 12)
+
+    def busy():
+        for _ in range(3):
+            other = threading.Thread(target=lambda: net(x, domain="residual"))
+            other.start()
+            other.join()
+            yield x
+
+    assert {m.n for m in cn.collect(net, "residual", busy()).values()} == {18}
 
 
 def test_nan_features_name_the_site():

@@ -151,7 +151,7 @@ class Call:
         if index is not None:
             scale, shift = scale[index], shift[index]
         shape = (len(x), -1) + (1,) * (x.ndim - 2)
-        out = torch.addcmul(shift.view(shape), x, scale.view(shape))
+        out = torch.addcmul(shift.view(shape), x, scale.view(shape)).to(x.dtype)
         return self.neutral[name](out) if name in self.neutral else out
 
     def head(self, layer: nn.Module, name: str, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Adapter
+from .maps import product
 from .norms import scale_shift
 
 
@@ -69,14 +70,6 @@ def fold(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> Fo
             shift = shift + constant
         chains[source] = factors
     return Folded(*_collapse(gain, chains["output"], shift), chains["input"])
-
-
-def product(factors: tuple[Tensor, ...], v: Tensor | None = None) -> Tensor:
-    """F_m … F_1 v, or the product of the factors alone."""
-    out, rest = (factors[0], factors[1:]) if v is None else (v, factors)
-    for factor in rest:
-        out = factor @ out
-    return out
 
 
 def _constant(factors: tuple[Tensor, ...], v: Tensor) -> Tensor:

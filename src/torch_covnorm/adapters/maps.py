@@ -6,7 +6,7 @@ A map lists its factors right to left, in the order in which they meet x.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,14 @@ from torch import Tensor, nn
 from ..normalize import Factors
 
 FRESH = 1e-3  # standard deviation of an untrained A
+
+
+def product(factors: Sequence[Tensor], v: Tensor | None = None) -> Tensor:
+    """F_m … F_1 v, or the product of the factors alone."""
+    out, rest = (factors[0], factors[1:]) if v is None else (v, factors)
+    for factor in rest:
+        out = factor @ out
+    return out
 
 
 class LinearMap(nn.Module):
@@ -44,10 +52,7 @@ class LinearMap(nn.Module):
 
     def matrix(self) -> Tensor:
         """The product F_m … F_1 (d_out, d_in): A, or what stands for it."""
-        out: Tensor = self.factors[0]
-        for factor in self.factors[1:]:
-            out = factor @ out
-        return out
+        return product(self.factors)
 
     def forward(self, x: Tensor) -> Tensor:
         for factor in self.factors[:-1]:

@@ -33,8 +33,7 @@ def scale_shift(norms: Sequence[nn.Module], d: int, like: Tensor) -> tuple[Tenso
     one, zero = like.new_ones(d), like.new_zeros(d)
     gamma, beta, mean, var, eps = zip(*(_statistics(n, one, zero) for n in norms), strict=True)
     shared: float | Tensor = eps[0] if len(set(eps)) == 1 else like.new_tensor(eps)[:, None]
-    scale = _stack(gamma) * (_stack(var) + shared).rsqrt()
-    return scale, _stack(beta) - _stack(mean) * scale
+    return _affine(_stack(gamma), _stack(beta), _stack(mean), _stack(var), shared)
 
 
 def scale_shifts(
@@ -42,7 +41,7 @@ def scale_shifts(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """{name: `scale_shift`} of the norms of G domains, all in a few operations.
 
-    Norms without running statistics are left out.
+    Norms without running statistics are left out; eps is the backbone's, the same for all.
     """
     names = [n for n, norm in norms[0].items() if norm.running_mean is not None]
     sizes = [norms[0][n].num_features for n in names]
@@ -55,10 +54,16 @@ def scale_shifts(
         rows.append([torch.cat(column) for column in list(zip(*parts, strict=True))[:4]])
     gamma, beta, mean, var = (_stack(column) for column in zip(*rows, strict=True))
     eps = torch.cat([one * norms[0][n].eps for n, (one, _) in zip(names, filler, strict=True)])
-    scale = gamma * (var + eps).rsqrt()
-    shift = beta - mean * scale
+    scale, shift = _affine(gamma, beta, mean, var, eps)
     pieces = zip(scale.split(sizes, 1), shift.split(sizes, 1), strict=True)
     return dict(zip(names, pieces, strict=True))
+
+
+def _affine(
+    gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, eps: float | Tensor
+) -> tuple[Tensor, Tensor]:
+    scale = gamma * (var + eps).rsqrt()
+    return scale, beta - mean * scale
 
 
 def _stack(vectors: tuple[Tensor, ...]) -> Tensor:

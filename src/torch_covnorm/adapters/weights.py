@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fold import Folded, product
+from .fold import Folded
+from .maps import product
 from .parallel import centre
 
 
