@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torch_covnorm as cn
-from torch_covnorm import CovNormError, files
+from torch_covnorm import CovNormError, records
 
 RECORD = "domain.json"
 CLASSES = ("daisy", "Löwenzahn", "野バラ", 'a "b"\n/c')
@@ -122,5 +122,5 @@ def forge(folder, record=None, tensors=None, blob=None):
     if record is not None:
         record(r)
     r.pop("checksum")
-    r["checksum"] = files._checksum(r)
+    r["checksum"] = records.checksum(r)
     (folder / RECORD).write_text(json.dumps(r))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import torch_covnorm as cn
 from torch_covnorm.backbones import VGG16
 
-KINDS = ("residual", "parallel", "conv", "batchnorm", "lowrank")
+KINDS = ("residual", "parallel", "conv", "batchnorm", "lowrank", "own", "mask")
 
 
 class TinyConvNet(nn.Module):

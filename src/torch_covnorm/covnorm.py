@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .adapters import CovNormMap, LinearMap
+from .adapters import CovNormMap, JointMap, LinearMap
 from .errors import CovNormError, choices
 from .moments import Moments
 from .network import MultiDomainNetwork
@@ -59,7 +59,7 @@ def collect(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> dict[s
         for site, A in maps.items()
     ]
     try:
-        with _eval_mode(net.backbone, domain), stepwise():
+        with eval_mode(net.backbone, domain), stepwise():
             for batch in loader:
                 images = batch[0] if isinstance(batch, tuple | list) else batch
                 net(images.to(device), domain=name)
@@ -117,6 +117,7 @@ def normalize_(
     for site, map_ in new.items():
         map_.train_only_(("M", "bias") if chosen.tune == "M" else ("M", "W", "C", "bias"))
         adapters[site].A = map_.to(adapters[site].A.bias).train(net.training)
+    net.domain(name).basis = None
     return {site: (map_.ranks[0], map_.ranks[1]) for site, map_ in new.items()}
 
 
@@ -124,14 +125,17 @@ def normalize_(
 def absorb_(net: MultiDomainNetwork, name: str) -> None:
     """Multiply each M into W or C, whichever is larger: 2 d min(kx, ky) parameters a site.
 
-    The last step of Algorithm 1. Outputs stay; what remains trains as a low-rank C·W.
+    The last step of Algorithm 1. Outputs stay; what remains trains as a low-rank C·W. A domain of
+    joint mode leaves its basis by this, with factors of its own.
     """
-    adapters = [a for _, a in net.domain(name).adapters.items() if isinstance(a.A, CovNormMap)]
+    forms = CovNormMap | JointMap
+    adapters = [a for _, a in net.domain(name).adapters.items() if isinstance(a.A, forms)]
     if not adapters:
         raise CovNormError(f"domain {name!r} has no M to absorb: cn.normalize_ it first")
     absorbed = [a.A.absorbed().train(net.training) for a in adapters]
     for adapter, map_ in zip(adapters, absorbed, strict=True):
         adapter.A = map_
+    net.domain(name).basis = None
 
 
 def _normalized(
@@ -169,7 +173,8 @@ def _preset(name: str, variance: float | None, M: Any, tune: Any) -> Preset:
 
 
 @contextlib.contextmanager
-def _eval_mode(*modules: nn.Module) -> Iterator[None]:
+def eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Inside, these modules are in eval mode; behind, each part is in the mode that it was in."""
     before = [(m, m.training) for module in modules for m in module.modules()]
     for module in modules:
         module.eval()
@@ -191,7 +196,7 @@ def _observer(
             return
         x = args[0]
         try:
-            moments.update(x if spatial else x.reshape(-1, x.shape[-1]))
+            moments.update(x if spatial else x.reshape(-1, x.shape[-1]), images=len(x))
         except CovNormError as error:
             raise CovNormError(f"site {site!r}: {error}") from None
 

@@ -3,60 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from .adapters import Adapter
+from .adapters import Adapter, MaskWeights, WeightAdapter
 from .errors import CovNormError
+from .modulemap import ModuleMap
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-
-
-class ModuleMap(nn.Module):
-    """Modules by any name: with dots (``features.0``), or one nn.ModuleDict refuses (``train``)."""
-
-    def __init__(self, modules: dict[str, nn.Module] | None = None) -> None:
-        super().__init__()
-        self._keys: dict[str, str] = {}
-        for name, module in (modules or {}).items():
-            self[name] = module
-
-    def __getitem__(self, name: str) -> Any:
-        return self._modules[self._keys[name]]
-
-    def __setitem__(self, name: str, module: nn.Module) -> None:
-        key = name.replace(".", "/")  # nn.Module's own separator
-        self._modules[key] = module
-        self._keys[name] = key
-
-    def __delitem__(self, name: str) -> None:
-        del self._modules[self._keys.pop(name)]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._keys
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._keys))
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    def keys(self) -> list[str]:
-        """The names, in the order in which they came."""
-        return list(self)
-
-    def items(self) -> list[tuple[str, Any]]:
-        """Names and modules."""
-        return [(name, self[name]) for name in self]
 
 
 class Domain(nn.Module):
     """Adapters by site, norms by the backbone's names, head, class names, what else is its own.
 
     `preprocessing` is any JSON value that says how images become inputs; it travels with the files.
+    `weights` are for domains that change the backbone's layers (FNFT, Piggyback), by layer; `basis`
+    names what a domain of joint mode shares with others.
     """
 
     def __init__(
@@ -68,11 +33,15 @@ class Domain(nn.Module):
         classes: tuple[str, ...] | None,
         own: nn.Module | None,
         preprocessing: Any,
+        weights: Mapping[str, WeightAdapter] | None = None,
+        basis: str | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.adapters = ModuleMap(dict(adapters))
         self.norms = ModuleMap(norms)
+        self.weights = ModuleMap(weights)
+        self.basis = basis
         self.head = head
         self.own = own
         self.classes = classes
@@ -94,17 +63,34 @@ class Domain(nn.Module):
     def num_parameters(self) -> dict[str, int]:
         """``adapter`` as the paper counts (matrices), ``norm`` (affine), ``head``, and ``total``.
 
-        The total is every parameter that the domain ships: biases of adapters and its `own`
-        module too. Running statistics are buffers: they are in the file, not in this count.
+        Weights of the domain's own count as adapter: a copy as it is, a mask's bit as 1/32. The
+        total is every parameter that the domain ships: biases of adapters and its `own` module
+        too. Running statistics are buffers: they are in the file, not in this count. What a basis
+        shares is the network's: `cn.account` has it.
         """
         adapters = [a for _, a in self.adapters.items()]
         norms = [self.norms, *(b for a in adapters for b in (a.B1, a.B2))]
+        weights = -(-sum(w.bits() for _, w in self.weights.items()) // 32)
         return {
-            "adapter": sum(a.paper_count() for a in adapters),
-            "norm": sum(_count(n) for n in norms),
-            "head": _count(self.head),
-            "total": _count(self),
+            "adapter": sum(a.paper_count() for a in adapters) + weights,
+            "norm": sum(count(n) for n in norms),
+            "head": count(self.head),
+            "total": count(self) - count(self.weights) + weights,
         }
+
+    def pack_(self) -> None:
+        """Keep masks as 1 bit a weight, without the scores that trained them."""
+        for _, weight in self.weights.items():
+            if isinstance(weight, MaskWeights):
+                weight.pack_()
+
+    def stored(self) -> dict[str, Tensor]:
+        """The tensors of its file, by name: its state, with masks packed."""
+        state = {k: v for k, v in self.state_dict().items() if not k.startswith("weights.")}
+        for name, weight in self.weights.items():
+            prefix = f"weights.{name.replace('.', '/')}"
+            state.update({f"{prefix}.{k}": v for k, v in weight.stored().items()})
+        return state
 
 
 def check_name(name: object) -> str:
@@ -145,5 +131,6 @@ def class_names(classes: Sequence[str] | int | None) -> tuple[str, ...] | None:
     return names
 
 
-def _count(module: nn.Module | None) -> int:
+def count(module: nn.Module | None) -> int:
+    """Parameters of a module, or of none."""
     return 0 if module is None else sum(p.numel() for p in module.parameters())

@@ -29,6 +29,10 @@ def merge(net: MultiDomainNetwork, domain: Domain) -> nn.Module:
     behind the backbone gives ``nn.Sequential(backbone, own)``.
     """
     plain = plain_copy(net.backbone)
+    for name, weight in domain.weights.items():
+        layer = plain.get_submodule(name)
+        for key, value in weight.parameters_for(layer).items():
+            setattr(layer, key, nn.Parameter(value.clone()))
     for name, site in net.sites.items():
         _fold_into_(cast(Layer, plain.get_submodule(name)), site, domain.adapters[name])
     for name, norm in domain.norms.items():

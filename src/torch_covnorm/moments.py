@@ -45,6 +45,7 @@ class Moments:
             device = torch.device("cpu")
         self.d = d
         self.n = 0
+        self.images = 0  # samples whose positions the rows are; joint mode may weigh by them
         with torch.inference_mode(False):
             self.mean = torch.zeros(d, dtype=torch.float64, device=device)
             self.scatter = torch.zeros(d, d, dtype=torch.float64, device=device)
@@ -59,10 +60,11 @@ class Moments:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def update(self, x: Tensor) -> Moments:
+    def update(self, x: Tensor, images: int | None = None) -> Moments:
         """Take in features: (n, d), or (n, d, h, w) with every position a row. Returns self.
 
-        NaN or Inf is an error, and then nothing is taken in.
+        `images` says how many samples the rows come from, where that is not n. NaN or Inf is an
+        error, and then nothing is taken in.
         """
         rows = self._rows(x.detach())
         batch = Moments(self.d, self.mean.device)
@@ -80,6 +82,7 @@ class Moments:
                 "learning rate"
             )
         self._merge_(batch.n, batch.mean, batch.scatter)
+        self.images += len(x) if images is None else images
         return self
 
     def merge(self, other: Moments) -> Moments:
@@ -89,7 +92,17 @@ class Moments:
         merged = Moments(self.d, self.mean.device)
         merged._merge_(self.n, self.mean, self.scatter)
         merged._merge_(other.n, other.mean.to(self.mean), other.scatter.to(self.mean))
+        merged.images = self.images + other.images
         return merged
+
+    def weighted(self, n: int) -> Moments:
+        """The same mean and covariance as if of n rows: another weight N_i in eq. 10."""
+        if n < 0 or (n > 0 and self.n == 0):
+            raise CovNormError(f"cannot give {n} rows to {self!r}")
+        out = Moments(self.d, self.mean.device)
+        out._merge_(n, self.mean, self.scatter * (n / max(self.n, 1)))
+        out.images = self.images
+        return out
 
     def all_reduce_(self, group: dist.ProcessGroup | None = None) -> Moments:
         """Merge in place over the processes of a group; each may hold any number of rows, or none.
@@ -98,15 +111,16 @@ class Moments:
         ``S = sum_i S_i + n_i (mu_i - mu)(mu_i - mu)^T``.
         """
         device = _collective_device(group, self.mean.device)
-        total = torch.tensor([self.n], dtype=torch.int64, device=device)
+        total = torch.tensor([self.n, self.images], dtype=torch.int64, device=device)
         weighted = (self.n * self.mean).to(device)
         dist.all_reduce(total, group=group)
         dist.all_reduce(weighted, group=group)
-        mean = (weighted / total.clamp(min=1)).to(self.mean)
+        n, images = total.tolist()
+        mean = (weighted / max(n, 1)).to(self.mean)
         delta = self.mean - mean
         scatter = (self.scatter + self.n * torch.outer(delta, delta)).to(device)
         dist.all_reduce(scatter, group=group)
-        self.n, self.mean, self.scatter = int(total), mean, scatter.to(self.mean)
+        self.n, self.images, self.mean, self.scatter = n, images, mean, scatter.to(self.mean)
         return self
 
     def transform(self, A: Tensor, b: Tensor | None = None) -> Moments:
@@ -120,7 +134,7 @@ class Moments:
             raise CovNormError(f"b is {tuple(b.shape)}, A of {tuple(A.shape)} needs ({len(A)},)")
         A = A.detach().to(self.mean)
         out = Moments(A.shape[0], self.mean.device)
-        out.n = self.n
+        out.n, out.images = self.n, self.images
         out.mean = A @ self.mean + (0 if b is None else b.detach().to(self.mean))
         out.scatter = _symmetric(A @ self.scatter @ A.T)
         return out
@@ -135,9 +149,14 @@ class Moments:
         return E.to(self.mean), (P * torch.where(peak < 0, -1.0, 1.0)).to(self.mean)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """``{"n": (), "mean": (d,), "scatter": (d, d)}``, ready for safetensors."""
-        n = torch.tensor(self.n, dtype=torch.int64)
-        return {"n": n, "mean": self.mean.clone(), "scatter": self.scatter.clone()}
+        """``{"n": (), "images": (), "mean": (d,), "scatter": (d, d)}``, ready for safetensors."""
+        n, images = (torch.tensor(v, dtype=torch.int64) for v in (self.n, self.images))
+        return {
+            "n": n,
+            "images": images,
+            "mean": self.mean.clone(),
+            "scatter": self.scatter.clone(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` gave; wrong shapes, NaN or a negative n are refused."""
@@ -146,14 +165,16 @@ class Moments:
             raise CovNormError(f"moments lack {sorted(missing)}")
         mean, scatter = state["mean"].to(self.mean), state["scatter"].to(self.mean)
         n = torch.as_tensor(state["n"])
+        images = torch.as_tensor(state.get("images", n))
         if mean.shape != (self.d,) or scatter.shape != (self.d, self.d):
             raise CovNormError(
                 f"moments of {tuple(mean.shape)} and {tuple(scatter.shape)}, need d = {self.d}"
             )
-        good = n.numel() == 1 and bool(n.isfinite()) and int(n) >= 0
+        good = all(v.numel() == 1 and bool(v.isfinite()) and int(v) >= 0 for v in (n, images))
         if not (good and mean.isfinite().all() and scatter.isfinite().all()):
             raise CovNormError("moments hold NaN, Inf or a negative n: the file is damaged")
-        self.n, self.mean, self.scatter = int(n), mean.clone(), scatter.clone()
+        self.n, self.images = int(n), int(images)
+        self.mean, self.scatter = mean.clone(), scatter.clone()
 
     def _rows(self, x: Tensor) -> Tensor:
         """(n, d) or (n, d, h, w) → (rows, d), in the dtype of the products."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,13 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from . import basis as basis_files
 from . import files
-from .adapters import Adapter, build, fresh_config, padded_share
-from .domain import Domain, ModuleMap, check_name, class_names, fresh_head
+from .adapters import (
+    WEIGHT_KINDS,
+    Adapter,
+    WeightAdapter,
+    build,
+    fresh_config,
+    padded_share,
+)
+from .basis import Basis
+from .domain import Domain, check_name, class_names, fresh_head
 from .errors import CovNormError, choices
 from .merge import merge
+from .mixed import finish, groups, run_apart
+from .modulemap import ModuleMap
 from .routing import Call, Role, check_plain, plain_copy, route_
-from .sites import Layer, Site, SitePredicate, find_head, find_norms, find_sites
+from .sites import Layer, Site, SitePredicate, find_head, find_norms, find_sites, weight_layers
 
 
 class MultiDomainNetwork(nn.Module):
@@ -46,7 +57,9 @@ class MultiDomainNetwork(nn.Module):
         self._neutral_norms: dict[str, nn.Module] = {
             n: _neutral(m) for n, m in norms.items() if type(m) not in _PLAIN_NORMS
         }
-        self._roles: dict[nn.Module, Role] = {}
+        self._roles: dict[nn.Module, Role] = {
+            layer: ("layer", name) for name, layer in weight_layers(backbone).items()
+        }
         for name, norm in norms.items():
             self._roles[norm] = ("norm", name)
         for name, site in self.sites.items():
@@ -58,6 +71,7 @@ class MultiDomainNetwork(nn.Module):
         for layer in self._roles:
             route_(layer)
         self.backbone = backbone.requires_grad_(False)
+        self.bases = ModuleMap()  # before the domains, which refer to them
         self.domains = ModuleMap()
         self.fingerprint = files.fingerprint(backbone, self.head_name)
         self.register_load_state_dict_post_hook(_renew_fingerprint)
@@ -80,7 +94,8 @@ class MultiDomainNetwork(nn.Module):
             classes: class names, or how many; needed where the backbone has a head and no `own`
                 module takes its place.
             adapter: "residual", "parallel", "conv", "batchnorm", or "lowrank", which is residual
-                with rank 0.25.
+                with rank 0.25; "own" (a copy of the backbone's weights) or "mask" (1 bit for each),
+                which change its layers and add none; "none" (norms and head alone).
             rank: make A a low-rank C·W: a number of directions, or a share of d in (0, 1).
             own: a further module of the domain, called on what the backbone returns (a container
                 such as nn.ModuleDict is only kept, trained and saved with the domain).
@@ -88,15 +103,33 @@ class MultiDomainNetwork(nn.Module):
                 the backbone has a dictionary of that name, that one.
         """
         self._check_new(name)
+        adapters = self.fresh_adapters(adapter, rank)
+        if preprocessing is None:
+            given = getattr(self.backbone, "preprocessing", None)
+            preprocessing = copy.deepcopy(given) if isinstance(given, dict) else None
+        weights = {
+            n: WEIGHT_KINDS[adapter](layer)
+            for n, layer in weight_layers(self.backbone, adapter, self.head_name).items()
+        }
+        self.domains[name] = self.make_domain(name, adapters, classes, own, preprocessing, weights)
+        return self.domain(name)
+
+    def fresh_adapters(self, adapter: str, rank: int | float | None = None) -> dict[str, Adapter]:
+        """Untrained adapters of a kind for every site, as `add_domain` takes them."""
         adapters = {}
         for site in self.sites.values():
             config = fresh_config(adapter, site.d_in, site.d_out, site.norm_behind is None, rank)
             adapters[site.name] = build(config, site.spatial, site.d_in, site.d_out, site.name)
-        if preprocessing is None:
-            given = getattr(self.backbone, "preprocessing", None)
-            preprocessing = copy.deepcopy(given) if isinstance(given, dict) else None
-        self.domains[name] = self.make_domain(name, adapters, classes, own, preprocessing)
-        return self.domain(name)
+        return adapters
+
+    def copy_domain(self, name: str, new: str) -> Domain:
+        """A copy of a domain under another name; a shared basis stays shared."""
+        original = self.domain(name)
+        self._check_new(new)
+        domain = copy.deepcopy(original)
+        domain.name = new
+        self.domains[new] = domain
+        return domain
 
     def remove_domain(self, name: str) -> None:
         """Forget a domain; the others and the backbone are untouched."""
@@ -132,14 +165,19 @@ class MultiDomainNetwork(nn.Module):
         For a list of domains, one a sample of the first argument: a tensor where the heads have
         as many classes, else a list of one answer a sample.
         """
-        call = self._call(domain, args)
+        names, domains, places = self._domains_of(domain, args)
+        if places is not None:
+            passes = groups(domains, places)
+            if len(passes) > 1:
+                return run_apart(self.forward, names, passes, args, kwargs)
+        call = Call(self._roles, domains, places, self._neutral_norms)
         try:
             with call.under_way():
                 out = self.backbone(*args, **kwargs)
         except (RuntimeError, ValueError, IndexError) as error:
             self._explain(error, args)
             raise
-        return self._finish(out, call)
+        return finish(out, call)
 
     def train(self, mode: bool = True) -> MultiDomainNetwork:
         """Training mode for the domains and the backbone, except the backbone's own norms: their
@@ -191,6 +229,32 @@ class MultiDomainNetwork(nn.Module):
         self.domains[domain.name] = domain
         return domain
 
+    def basis(self, name: str) -> Basis:
+        """What domains of joint mode share, by its name."""
+        if name not in self.bases:
+            raise CovNormError(f"unknown basis {name!r}: {choices(name, self.bases)}")
+        found: Basis = self.bases[name]
+        return found
+
+    def save_basis(self, name: str, path: str | os.PathLike[str]) -> Path:
+        """Write a basis of joint mode into a folder; its domains are saved apart."""
+        return basis_files.save(self, self.basis(name), Path(path))
+
+    def load_basis(self, path: str | os.PathLike[str]) -> Basis:
+        """Add a basis that `save_basis` wrote; do so before its domains are loaded."""
+        basis = basis_files.load(self, Path(path))
+        if check_name(basis.name) in self.bases:
+            raise CovNormError(f"basis {basis.name!r} exists already: remove it first")
+        self.bases[basis.name] = basis
+        return basis
+
+    def remove_basis(self, name: str) -> None:
+        """Forget a basis that no domain uses any more."""
+        users = [n for n, d in self.domains.items() if d.basis == self.basis(name).name]
+        if users:
+            raise CovNormError(f"basis {name!r} is used by {', '.join(users)}: remove them first")
+        del self.bases[name]
+
     # ── inside ───────────────────────────────────────────────────────────────────────────────
 
     def _layer(self, name: str) -> Layer:
@@ -207,6 +271,7 @@ class MultiDomainNetwork(nn.Module):
         classes: Sequence[str] | int | None,
         own: nn.Module | None,
         preprocessing: Any,
+        weights: Mapping[str, WeightAdapter] | None = None,
     ) -> Domain:
         """A domain beside the network, not yet in it: a failure leaves the network alone."""
         names = class_names(classes)
@@ -229,17 +294,21 @@ class MultiDomainNetwork(nn.Module):
             if kind == "norm"
         }
         anchor = self._layer(next(iter(self.sites))).weight
-        domain = Domain(name, adapters, norms, head, names, own, preprocessing)
+        domain = Domain(name, adapters, norms, head, names, own, preprocessing, weights)
         for part in (domain.adapters, domain.head, domain.own):  # norms have their backbone's dtype
             if part is not None:
                 part.to(anchor.device, anchor.dtype)
         return domain.train(self.training)
 
-    def _call(self, domain: str | Sequence[str] | None, args: tuple[Any, ...]) -> Call:
+    def _domains_of(
+        self, domain: str | Sequence[str] | None, args: tuple[Any, ...]
+    ) -> tuple[list[str], list[Domain], list[int] | None]:
+        """A name a sample, the domains, each once, and which of them each sample belongs to; None:
+        the whole batch is of one."""
         if not isinstance(domain, str | Iterable):
             raise CovNormError(f"domain={domain!r}: net(x, domain=…), {choices('', self.domains)}")
         if isinstance(domain, str):
-            return Call(self._roles, [self.domain(domain)], None, self._neutral_norms)
+            return [], [self.domain(domain)], None
         names = list(domain)
         if not all(isinstance(n, str) for n in names):
             raise CovNormError(f"domain={domain!r}: give the name of a domain for each sample")
@@ -249,39 +318,14 @@ class MultiDomainNetwork(nn.Module):
         unique = list(dict.fromkeys(names))
         domains = [self.domain(n) for n in unique]
         if len(unique) == 1:
-            return Call(self._roles, domains, None, self._neutral_norms)
+            return names, domains, None
         if self.training or any(d.training for d in domains):
             raise CovNormError(
                 f"a mixed batch of {len(unique)} domains in training mode: batch statistics would "
                 "mix them; call net.eval(), or train one domain at a time"
             )
         place = {n: i for i, n in enumerate(unique)}
-        return Call(self._roles, domains, [place[n] for n in names], self._neutral_norms)
-
-    def _finish(self, out: Any, call: Call) -> Any:
-        """Each domain's own module on its part, and answers of unequal length apart."""
-        if call.places is None:
-            return _own(call.domains[0], out)
-        widths = [d.width for d in call.domains]
-        if None in widths and len(set(widths)) > 1:
-            raise CovNormError("domains with and without a head in one batch: run them apart")
-        owned = any(d.runs_own for d in call.domains)
-        if not owned and len(set(widths)) == 1:
-            return out
-        if not isinstance(out, Tensor) or len(out) != len(call.places):
-            raise CovNormError(
-                f"the backbone returns {type(out).__name__}, which cannot be split by sample: run "
-                "one domain at a time"
-            )
-        conv_head = isinstance(call.domains[0].head, nn.Conv2d)
-        answers = []
-        for row, i in zip(out, call.places, strict=True):
-            width = widths[i]
-            if width is not None and len(set(widths)) > 1:
-                row = row[:width] if conv_head else row[..., :width]
-            answer = _own(call.domains[i], row[None])
-            answers.append(answer[0] if isinstance(answer, Tensor) else answer)
-        return answers
+        return names, domains, [place[n] for n in names]
 
     def _explain(self, error: Exception, args: tuple[Any, ...]) -> None:
         """Where the first layer cannot take the batch, say that instead of torch's words."""
@@ -309,10 +353,6 @@ def _renew_fingerprint(net: nn.Module, _: Any) -> None:
 
 
 _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-def _own(domain: Domain, out: Any) -> Any:
-    return domain.own(out) if domain.runs_own and domain.own is not None else out
 
 
 def _neutral(norm: _BatchNorm) -> nn.Module:

@@ -55,15 +55,23 @@ def color(y: PCA, k: int) -> Tensor:
     return y.P[:, :k] * _floored(y.E)[:k].sqrt()
 
 
-def closed_form(A: Tensor, W: Tensor, C: Tensor) -> Tensor:
+def closed_form(A: Tensor, W: Tensor, C: Tensor, Sigma: Tensor | None = None) -> Tensor:
     """``M* = C^+ A W^+ = E_y^{-1/2} P_y^T A P_x E_x^{1/2}`` (ky, kx); not in the paper.
 
     The best M for given C and W; at full ranks C M* W is A itself. The columns of C and the rows
     of W are orthogonal, so their pseudo-inverses are transposes over squared lengths.
+
+    In joint mode W does not whiten the data of one domain, with its own `Sigma` (d, d) of x. What
+    W drops of x is then correlated with what it keeps, and the best M takes that part along:
+    ``M* + C^+ A (I - W^+ W) Sigma W^T (W Sigma W^T)^+``.
     """
     C_inverse = C.T / C.square().sum(0)[:, None]
     W_inverse = W.T / W.square().sum(1)
-    return C_inverse @ A.to(C) @ W_inverse
+    A = A.to(C)
+    if Sigma is not None:
+        kept, rest = W @ Sigma @ W.T, Sigma @ W.T - W_inverse @ (W @ Sigma @ W.T)
+        W_inverse = W_inverse + rest @ torch.linalg.pinv(kept, rtol=1e-10, hermitian=True)
+    return C_inverse @ A @ W_inverse
 
 
 def covariance_normalization(
@@ -84,15 +92,26 @@ def covariance_normalization(
     """
     W = whiten(x, kx) if scaled else x.P[:, :kx].T
     C = color(y, ky) if scaled else y.P[:, :ky]
+    return Factors(W, mini_adaptation(M, A, W, C, None, generator), C, x.mu, y.mu)
+
+
+def mini_adaptation(
+    M: MiniAdaptation,
+    A: Tensor,
+    W: Tensor,
+    C: Tensor,
+    Sigma: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """M (ky, kx) as it starts between W (kx, d_in) and C (d_out, ky)."""
+    shape = C.shape[1], len(W)
     if M == "closed-form":
-        mini = closed_form(A, W, C)
-    elif M == "identity":
-        mini = torch.eye(ky, kx).to(C)
-    elif M == "random":
-        mini = (0.01 * torch.randn(ky, kx, generator=generator)).to(C)
-    else:
-        raise CovNormError(f"M={M!r}: {choices(M, get_args(MiniAdaptation))}")
-    return Factors(W, mini, C, x.mu, y.mu)
+        return closed_form(A, W, C, Sigma)
+    if M == "identity":
+        return torch.eye(*shape).to(C)
+    if M == "random":
+        return (0.01 * torch.randn(*shape, generator=generator)).to(C)
+    raise CovNormError(f"M={M!r}: {choices(M, get_args(MiniAdaptation))}")
 
 
 def _floored(E: Tensor) -> Tensor:

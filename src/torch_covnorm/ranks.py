@@ -44,3 +44,12 @@ def check_ranks(kx: int, ky: int, d_in: int, d_out: int, site: str) -> None:
     for name, k, d in (("k_x", kx, d_in), ("k_y", ky, d_out)):
         if not 1 <= k <= d:
             raise CovNormError(f"site {site!r}: {name} = {k}, must lie in 1…{d}")
+
+
+def rank_of(rank: int | float, d_out: int, d_in: int) -> int:
+    """A rank given as a number of directions, or as a share of d_out in (0, 1): r = d/2^i."""
+    share = isinstance(rank, float)
+    if isinstance(rank, bool) or (share and not 0 < rank < 1) or rank <= 0:
+        raise CovNormError(f"rank={rank}: give a whole number from 1, or a share in (0, 1)")
+    r = max(1, round(rank * d_out)) if share else int(rank)
+    return min(r, d_out, d_in)

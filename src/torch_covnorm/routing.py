@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .adapters import fold, frozen, run_folded, scale_shifts
+from .adapters import double, fold, frozen, run_folded, scale_shifts
 from .errors import CovNormError
 from .sites import Layer, Site
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CALL: ContextVar[Call | None] = ContextVar("covnorm_call", default=None)
 _STEPWISE: ContextVar[bool] = ContextVar("covnorm_stepwise", default=False)
 
-# What a routed layer is: a site, a norm's name, or the head.
+# What a routed layer is: ("site", Site), or "norm", "head" or "layer" with its name.
 Role = tuple[str, Any]
 
 
@@ -75,6 +75,10 @@ def _routed_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if call is None or role is None:
         return type(layer).forward(layer, *args, **kwargs)
     kind, what = role
+    if call.weights:
+        layer = call.with_own_weights(layer, what.name if kind == "site" else what)
+    if kind == "layer":
+        return type(layer).forward(layer, *args, **kwargs)
     if "input" in kwargs:
         args = (kwargs.pop("input"),)
     return getattr(call, kind)(layer, what, *args, **kwargs)
@@ -109,6 +113,8 @@ class Call:
         self.neutral = neutral
         self.index: Tensor | None = None
         self.scale_shifts: dict[str, tuple[Tensor, Tensor]] = {}
+        # Domains with weights of their own run alone.
+        self.weights = domains[0].weights if places is None else None
         # What is stacked by domain needs no gathering where each has one sample, in order.
         self.gathers = places is not None and places != list(range(len(domains)))
 
@@ -120,6 +126,16 @@ class Call:
             yield
         finally:
             _CALL.reset(token)
+
+    def with_own_weights(self, layer: nn.Module, name: str) -> Any:
+        """The layer as the domain has it: a double with the domain's weights, or itself."""
+        if self.weights is None or name not in self.weights:
+            return layer
+        own = double(layer, self.weights[name].parameters_for(layer))
+        if isinstance(layer, nn.MultiheadAttention):  # it reads this child's weight, never calls it
+            inner = self.with_own_weights(layer.out_proj, f"{name}.out_proj")
+            own.__dict__["_modules"] = {**layer._modules, "out_proj": inner}
+        return own
 
     def site(self, layer: Layer, site: Site, x: Tensor) -> Tensor:
         """A layer with adapters behind it: as the paper writes them, or folded for inference."""

@@ -105,6 +105,23 @@ def find_norms(backbone: nn.Module) -> dict[str, _BatchNorm]:
     return {n: m for n, m in backbone.named_modules() if isinstance(m, _BatchNorm)}
 
 
+def weight_layers(
+    backbone: nn.Module, kind: str = "own", head: str | None = None
+) -> dict[str, nn.Module]:
+    """What a domain's own weights take the place of: "own", every module that holds parameters but
+    the norms, which are the domain's anyway, and the head; "mask", of those Conv2d and Linear."""
+    if kind not in ("own", "mask"):
+        return {}
+    found = {}
+    for name, module in backbone.named_modules():
+        holds = any(True for _ in module.named_parameters(recurse=False))
+        if not holds or isinstance(module, _BatchNorm) or name == head:
+            continue
+        if kind == "own" or isinstance(module, Layer):
+            found[name] = module
+    return found
+
+
 def _layers(backbone: nn.Module) -> dict[str, Layer]:
     return {n: m for n, m in backbone.named_modules() if isinstance(m, Layer)}
 

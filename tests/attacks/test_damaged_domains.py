@@ -10,7 +10,7 @@ from domain_files import RECORD, assert_refused, backbone, network, outputs, rea
 from torch import nn
 
 import torch_covnorm as cn
-from torch_covnorm import files
+from torch_covnorm import records
 
 # ── damage ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -51,10 +51,10 @@ def test_without_the_checksum_a_flipped_payload_bit_would_load_silently(folder, 
     file.write_bytes(flipped(file.read_bytes(), 8 * file.stat().st_size - 12))
     assert "checksum" in assert_refused(folder, file.name)
 
-    def unchecked(file, _):
-        return safetensors.torch.load(file.read_bytes())
+    def unchecked(record_file, record):
+        return safetensors.torch.load(records.tensor_file(record_file, record).read_bytes())
 
-    monkeypatch.setattr(files, "_read_tensors", unchecked)
+    monkeypatch.setattr(records, "read_tensors", unchecked)
     net = reader()
     loaded = net.load_domain(folder).state_dict()
     saved = network().domain("flowers").state_dict()

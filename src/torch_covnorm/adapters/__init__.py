@@ -1,6 +1,7 @@
 """Adapters: one file a structure (residual, parallel, conv, batchnorm), their matrices in `maps`.
 
-`build` makes one for a site; `fold` says what they do in eval mode, and `infer` runs that.
+`build` makes one for a site; `fold` says what they do in eval mode, and `infer` runs that. `own`
+holds the two that change a layer's weights instead, `shared` the matrices of joint mode.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import CovNormError, choices
+from ..ranks import rank_of
 from .base import Adapter, frozen
 from .batchnorm import BatchNormAdapter
 from .conv import ConvAdapter
@@ -17,11 +19,16 @@ from .fold import Folded, fold, padded_share
 from .infer import run_folded
 from .maps import CovNormMap, FullMap, LinearMap, LowRankMap, build_map
 from .norms import scale_shifts, site_norm
+from .own import MaskWeights, OwnWeights, WeightAdapter, double
 from .parallel import ParallelAdapter
 from .residual import ResidualAdapter
+from .shared import JointMap, SharedFactors, SharedMap
 from .weights import merged_weight
 
 KINDS = {a.kind: a for a in (ResidualAdapter, ParallelAdapter, ConvAdapter, BatchNormAdapter)}
+WEIGHT_KINDS = {a.kind: a for a in (OwnWeights, MaskWeights)}
+ADAPTERS = (*KINDS, "lowrank", *WEIGHT_KINDS, "none")  # what `fresh_config` takes
+SHARED_FORMS = {m.form: m for m in (JointMap, SharedMap)}
 
 
 def fresh_config(
@@ -29,21 +36,23 @@ def fresh_config(
 ) -> dict[str, Any]:
     """The config of an untrained adapter: A full, or of a rank given as a number or share of d.
 
-    `own_norm`: no norm of the backbone follows, so the adapter brings its own B2.
+    `own_norm`: no norm of the backbone follows, so the adapter brings its own B2. For "none", and
+    for the kinds that change weights, nothing is behind the layer.
     """
+    if kind == "none" or kind in WEIGHT_KINDS:
+        if rank is not None:
+            raise CovNormError(f"rank={rank}: adapter={kind!r} has none; residual or parallel have")
+        return {"kind": "batchnorm", "map": None, "B2": False}
     if kind == "lowrank":
         kind, rank = "residual", 0.25 if rank is None else rank
     if kind not in KINDS:
-        raise CovNormError(f"adapter={kind!r}: {choices(kind, [*KINDS, 'lowrank'])}")
+        raise CovNormError(f"adapter={kind!r}: {choices(kind, ADAPTERS)}")
     form: dict[str, Any] | None = {"form": "full", "ranks": []}
     if rank is not None and kind not in ("residual", "parallel"):
         raise CovNormError(f"rank={rank}: a {kind} adapter has none; residual or parallel have")
     if rank is not None:
-        share = isinstance(rank, float)
-        if (share and not 0 < rank < 1) or rank <= 0:
-            raise CovNormError(f"rank={rank}: give a whole number from 1, or a share in (0, 1)")
-        r = max(1, round(rank * d_out)) if share else int(rank)
-        form = {"form": "lowrank", "ranks": [min(r, d_out, d_in if kind == "parallel" else d_out)]}
+        r = rank_of(rank, d_out, d_in if kind == "parallel" else d_out)
+        form = {"form": "lowrank", "ranks": [r]}
     return {
         "kind": kind,
         "map": None if kind == "batchnorm" else form,
@@ -51,10 +60,18 @@ def fresh_config(
     }
 
 
-def build(config: dict[str, Any], spatial: bool, d_in: int, d_out: int, site: str = "?") -> Adapter:
+def build(
+    config: dict[str, Any],
+    spatial: bool,
+    d_in: int,
+    d_out: int,
+    site: str = "?",
+    shared: SharedFactors | None = None,
+) -> Adapter:
     """A fresh adapter: `config` is as `Adapter.config` gives it.
 
     Channels d_in → d_out are those of the frozen layer; a series adapter's A is (d_out, d_out).
+    A map of joint mode takes its `shared` factors.
     """
     kind = config["kind"]
     if kind not in KINDS:
@@ -62,7 +79,7 @@ def build(config: dict[str, Any], spatial: bool, d_in: int, d_out: int, site: st
     structure = KINDS[kind]
     if structure.map_input == "output":
         d_in = d_out
-    A = None
+    A: LinearMap | None = None
     if (config["map"] is None) != (kind == "batchnorm"):
         raise CovNormError(f"site {site!r}: a {kind} adapter with map {config['map']!r}")
     if config["map"] is not None:
@@ -70,7 +87,10 @@ def build(config: dict[str, Any], spatial: bool, d_in: int, d_out: int, site: st
         for r in ranks:
             if not 1 <= r <= max(d_in, d_out):
                 raise CovNormError(f"site {site!r}: rank {r}, must lie in 1…{max(d_in, d_out)}")
-        A = build_map(config["map"]["form"], spatial, d_in, d_out, ranks)
+        if config["map"]["form"] in SHARED_FORMS:
+            A = _joint(config["map"]["form"], spatial, d_in, d_out, ranks, shared, site)
+        else:
+            A = build_map(config["map"]["form"], spatial, d_in, d_out, ranks)
         A.train_only_(config["map"].get("trains", [n for n, _ in A.named_parameters()]))
     if kind == "conv" and isinstance(A, FullMap):
         nn.init.eye_(A.A)
@@ -79,15 +99,47 @@ def build(config: dict[str, Any], spatial: bool, d_in: int, d_out: int, site: st
     return structure(A, B1, B2)
 
 
+def empty_weights(kind: str, layer: nn.Module) -> WeightAdapter:
+    """Weights of a domain's own for a layer, as its file holds them, to be filled."""
+    return MaskWeights(layer, packed=True) if kind == "mask" else OwnWeights(layer)
+
+
+def _joint(
+    form: str,
+    spatial: bool,
+    d_in: int,
+    d_out: int,
+    ranks: list[int],
+    shared: SharedFactors | None,
+    site: str,
+) -> LinearMap:
+    if shared is None:
+        raise CovNormError(f"site {site!r}: a map of joint mode, but no basis to share")
+    A = SHARED_FORMS[form](spatial, d_out, shared)
+    if A.ranks != ranks or shared.W.shape[1] != d_in or len(A.factors[-1]) != d_out:
+        raise CovNormError(f"site {site!r}: ranks {ranks}, but its basis has {A.ranks}")
+    return A
+
+
 __all__ = [
     "KINDS",
+    "WEIGHT_KINDS",
     "Adapter",
+    "ConvAdapter",
     "CovNormMap",
     "Folded",
     "FullMap",
+    "JointMap",
     "LinearMap",
     "LowRankMap",
+    "MaskWeights",
+    "OwnWeights",
+    "SharedFactors",
+    "SharedMap",
+    "WeightAdapter",
     "build",
+    "double",
+    "empty_weights",
     "fold",
     "fresh_config",
     "frozen",

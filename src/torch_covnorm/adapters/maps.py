@@ -26,7 +26,7 @@ def product(factors: Sequence[Tensor], v: Tensor | None = None) -> Tensor:
 
 
 class LinearMap(nn.Module):
-    """``y = F_m … F_1 x + b``; subclasses say which factors there are."""
+    """``y = F_m … F_1 (x - centre) + b``; subclasses say which factors there are."""
 
     form: str
 
@@ -36,14 +36,19 @@ class LinearMap(nn.Module):
         self.bias = nn.Parameter(torch.zeros(d_out))
 
     @property
-    def factors(self) -> tuple[nn.Parameter, ...]:
+    def factors(self) -> tuple[Tensor, ...]:
         """F_1, …, F_m: each (k_i, k_{i-1}), with k_0 = d_in and k_m = d_out."""
         raise NotImplementedError
 
     @property
+    def centre(self) -> Tensor | None:
+        """mu_x (d_in,), where the map is of x - mu_x."""
+        return None
+
+    @property
     def offset(self) -> Tensor:
         """b (d_out,): the output where x = 0."""
-        return self.bias
+        return self.bias if self.centre is None else self.bias - product(self.factors, self.centre)
 
     @property
     def ranks(self) -> list[int]:
@@ -55,9 +60,12 @@ class LinearMap(nn.Module):
         return product(self.factors)
 
     def forward(self, x: Tensor) -> Tensor:
-        for factor in self.factors[:-1]:
-            x = self._through(x, factor, None)
-        return self._through(x, self.factors[-1], self.bias)
+        factors, first = self.factors, None
+        if self.centre is not None:
+            first = -(factors[0] @ self.centre)
+        for factor in factors[:-1]:
+            x, first = self._through(x, factor, first), None
+        return self._through(x, factors[-1], self.bias)
 
     def _through(self, x: Tensor, factor: Tensor, bias: Tensor | None) -> Tensor:
         if self.spatial:
@@ -79,6 +87,21 @@ class LinearMap(nn.Module):
         """Parameters as the paper counts them: the matrices, without biases."""
         return sum(f.numel() for f in self.factors)
 
+    def absorbed(self) -> LowRankMap:
+        """M multiplied into the larger side: kx > ky keeps C and ``M W``, else W and ``C M``.
+
+        What remains has ``(d_in + d_out) min(kx, ky)`` parameters, the paper's 2 d min(kx, ky) for
+        a square A, and the same output. For maps of two or three factors.
+        """
+        with torch.no_grad():
+            W, *middle, C = (f.detach().cpu().double() for f in self.factors)
+            for M in middle:
+                W, C = (M @ W, C) if len(W) > C.shape[1] else (W, C @ M)
+            bias = self.bias.cpu().double()
+            if self.centre is not None:
+                bias = bias - C @ (W @ self.centre.cpu().double())
+            return LowRankMap.of(self.spatial, C, W, bias.to(self.bias))
+
 
 class FullMap(LinearMap):
     """A (d_out, d_in), Gaussian at first as in the paper, which names no standard deviation.
@@ -94,7 +117,7 @@ class FullMap(LinearMap):
         self.A = nn.Parameter(FRESH * torch.randn(d_out, d_in))
 
     @property
-    def factors(self) -> tuple[nn.Parameter, ...]:
+    def factors(self) -> tuple[Tensor, ...]:
         return (self.A,)
 
 
@@ -109,8 +132,17 @@ class LowRankMap(LinearMap):
         self.W = nn.Parameter(torch.randn(r, d_in) / d_in**0.5)
         self.C = nn.Parameter(FRESH * torch.randn(d_out, r))
 
+    @classmethod
+    def of(cls, spatial: bool, C: Tensor, W: Tensor, bias: Tensor) -> LowRankMap:
+        """The map with these factors, in the dtype of its bias."""
+        new = cls(spatial, W.shape[1], len(C), len(W)).to(bias)
+        with torch.no_grad():
+            for parameter, value in ((new.W, W), (new.C, C), (new.bias, bias)):
+                parameter.copy_(value)
+        return new
+
     @property
-    def factors(self) -> tuple[nn.Parameter, ...]:
+    def factors(self) -> tuple[Tensor, ...]:
         return (self.W, self.C)
 
 
@@ -143,31 +175,12 @@ class CovNormMap(LinearMap):
         return new
 
     @property
-    def factors(self) -> tuple[nn.Parameter, ...]:
+    def factors(self) -> tuple[Tensor, ...]:
         return (self.W, self.M, self.C)
 
     @property
-    def offset(self) -> Tensor:
-        return self.bias - self.C @ (self.M @ (self.W @ self.mu_x))
-
-    def forward(self, x: Tensor) -> Tensor:
-        w = self._through(x, self.W, -(self.W @ self.mu_x))
-        return self._through(self._through(w, self.M, None), self.C, self.bias)
-
-    def absorbed(self) -> LowRankMap:
-        """M multiplied into the larger side: kx > ky keeps C and ``M W``, else W and ``C M``.
-
-        What remains has ``(d_in + d_out) min(kx, ky)`` parameters, the paper's 2 d min(kx, ky) for
-        a square A, and the same output.
-        """
-        with torch.no_grad():
-            W, M, C = (f.cpu().double() for f in self.factors)
-            W, C = (M @ W, C) if len(W) > C.shape[1] else (W, C @ M)
-            new = LowRankMap(self.spatial, W.shape[1], len(C), len(W)).to(self.C)
-            new.W.copy_(W)
-            new.C.copy_(C)
-            new.bias.copy_(self.bias.cpu().double() - C @ (W @ self.mu_x.cpu().double()))
-        return new
+    def centre(self) -> Tensor:
+        return self.mu_x
 
 
 def build_map(form: str, spatial: bool, d_in: int, d_out: int, ranks: list[int]) -> LinearMap:

@@ -1,0 +1,181 @@
+"""`adapt`: a domain by any method, in one call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .errors import CovNormError, choices
+from .joint import Joined
+from .methods import METHODS
+from .network import MultiDomainNetwork
+from .progress import Report
+from .run import Run
+from .schedules import TRAININGS, Training
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What `adapt` did.
+
+    accuracy: on the validation data, in percent; None without them. `stages`: the same after each.
+    parameters: as `MultiDomainNetwork.num_parameters`; `account` tells more.
+    forgetting: for lwf. joined: for covnorm-joint, with the variance that the basis captures.
+    """
+
+    domain: str
+    method: str
+    accuracy: float | None
+    parameters: dict[str, int]
+    stages: dict[str, float | None]
+    seconds: dict[str, float]
+    ranks: dict[str, Any]
+    forgetting: dict[str, float] | None = None
+    joined: Joined | None = None
+
+
+def adapt(
+    net: MultiDomainNetwork,
+    name: str | Sequence[str],
+    train: Any,
+    val: Any = None,
+    method: str = "covnorm",
+    *,
+    classes: Any = None,
+    start: Any = None,
+    training: Training | str | None = None,
+    tuning: Training | Mapping[str, Any] | None = None,
+    augment: Callable[[Tensor], Tensor] | None = None,
+    progress: bool | Report | None = None,
+    snapshot: str | os.PathLike[str] | None = None,
+    every: float = 20.0,
+    **options: Any,
+) -> Any:
+    """Adapt the network to a domain by any method of `METHODS`; returns an `Adapted`.
+
+    Args:
+        name: the domain, added where it does not exist. An existing one goes on from where it is:
+            a method that compresses takes its trained A.
+        train, val: loaders of (images, labels); `val` chooses the best epoch, so no test data.
+        classes: names, or how many; else the labels that the loader shows.
+        start: another domain, trained by "ra", "parallel" or "dan", whose A to start from: it is
+            copied, so that it is trained once and shared by methods.
+        training: of the first stage, a `Training` or the name of one; single settings (epochs=,
+            lr=, …) may be given as they are.
+        tuning: of the stage behind the compression: changes to `training`, by default a third of
+            its rate and half of its epochs.
+        augment, progress: as for `fit`.
+        snapshot: a folder for this run alone: killed and called again, it goes on where it was, to
+            the same bits on the CPU.
+        options: settings of the method, such as variance=, rank=, preset=; see `METHODS`.
+
+    "joint-svd" and "covnorm-joint" take a list of names, with loaders, classes and starts by name
+    or in the same order, and return {name: Adapted}; one name joins an existing basis.
+    """
+    if method not in METHODS:
+        raise CovNormError(f"method={method!r}: {choices(method, METHODS)}")
+    chosen = METHODS[method]
+    names = [name] if isinstance(name, str) else list(name)
+    if not names or (len(names) > 1 and not chosen.joint):
+        raise CovNormError(f"method={method!r} takes one domain, not {names!r}")
+    own, first, second = _settings(method, training, tuning, options)
+    folder = None if snapshot is None else Path(snapshot)
+    runs = []
+    for i, n in enumerate(names):
+        given = [v if isinstance(name, str) else _of(v, n, i) for v in (train, val, classes, start)]
+        part = folder if folder is None or isinstance(name, str) else folder / n
+        runs.append(
+            Run(
+                net,
+                n,
+                given[0],
+                given[1],
+                own,
+                first,
+                second,
+                given[2],
+                given[3],
+                augment,
+                progress,
+                part,
+                every,
+            )
+        )
+    known = set(net.domains)
+    try:
+        chosen.recipe(runs if chosen.joint else runs[0])
+    except BaseException:
+        for n in set(names) & set(net.domains) - known:
+            net.remove_domain(n)
+        raise
+    for run in runs:
+        run.note("final")
+    results = {
+        r.name: Adapted(
+            r.name,
+            method,
+            r.stages.get("final"),
+            net.num_parameters(r.name),
+            r.stages,
+            r.seconds,
+            r.ranks,
+            r.forgetting,
+            r.joined,
+        )
+        for r in runs
+    }
+    return results[names[0]] if isinstance(name, str) else results
+
+
+def _settings(
+    method: str,
+    training: Training | str | None,
+    tuning: Training | Mapping[str, Any] | None,
+    options: dict[str, Any],
+) -> tuple[dict[str, Any], Training, Training]:
+    """The method's own settings, and how its first and its second stage train."""
+    chosen = METHODS[method]
+    of_training = {f.name for f in fields(Training)}
+    for key in options:
+        if key not in of_training and key not in chosen.options:
+            known = [*chosen.options, *of_training]
+            raise CovNormError(f"{key}= is no setting of method {method!r}: {choices(key, known)}")
+    own = {**chosen.options, **{k: v for k, v in options.items() if k in chosen.options}}
+    changes = {k: v for k, v in options.items() if k in of_training}
+    preset = own.get("preset")
+    if isinstance(training, Training):
+        first = training
+    elif training is not None or preset is not None:
+        label = training or preset
+        if label not in TRAININGS:
+            raise CovNormError(f"training={label!r}: {choices(label, TRAININGS)}")
+        first = TRAININGS[str(label)]
+    else:
+        first = TRAININGS["default"].changed(dict(chosen.training))
+    first = first.changed(changes)
+    slower = 10 if preset == "official-code" else 3
+    head_lr = None if first.head_lr is None else first.head_lr / slower
+    second = replace(first, lr=first.lr / slower, head_lr=head_lr)
+    if preset is None:
+        second = replace(second, epochs=-(-first.epochs // 2))
+    if isinstance(tuning, Training):
+        second = tuning
+    elif tuning is not None:
+        second = second.changed(dict(tuning))
+    return own, first, second
+
+
+def _of(values: Any, name: str, place: int) -> Any:
+    """One domain's part of what was given for several: by name, or in their order."""
+    if values is None or isinstance(values, int):
+        return values
+    if isinstance(values, Mapping):
+        if name not in values:
+            raise CovNormError(f"nothing for domain {name!r} in {sorted(values)}")
+        return values[name]
+    return list(values)[place] if isinstance(values, Iterable) else values

@@ -1,0 +1,212 @@
+"""Every system that the paper compares, behind one door: each a short recipe of the pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
+
+from .covnorm import absorb_, normalize_
+from .geometric import svd_
+from .joint import join_, join_svd_
+from .lwf import OldAnswers, distillation, forgetting, fork_
+from .run import Run
+from .schedules import TRAININGS
+
+
+@dataclass(frozen=True)
+class Method:
+    """A system: what it is, its recipe, its own settings with their defaults, how it trains."""
+
+    summary: str
+    recipe: Callable[..., None]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    joint: bool = False
+
+
+# ── one domain ───────────────────────────────────────────────────────────────────────────────
+
+
+def _fnft(run: Run) -> None:
+    run.add("own")
+    run.fit("train", run.training)
+
+
+def _bn(run: Run) -> None:
+    run.add("batchnorm")
+    run.fit("train", run.training)
+
+
+def _lwf(run: Run) -> None:
+    """Warm-up of the new head alone, then all with the old head's answers as further targets."""
+    run.add("own")
+    domain = fork_(run.net, run.name)
+    strength, T = run.options["strength"], run.options["temperature"]
+    if run.options["warm_up"]:
+        warm_up = replace(run.training, epochs=run.options["warm_up"], lr=run.options["warm_up_lr"])
+        assert domain.head is not None
+        run.fit("warm-up", warm_up, list(domain.head.parameters()))
+    with OldAnswers(run.net, run.name).watched() as old:
+
+        def keep(images: Tensor) -> Tensor:
+            return strength * distillation(old.now(), old.before(images), T)
+
+        run.fit("train", run.training, penalty=keep)
+    run.forgetting = forgetting(run.net, run.name, run.val or run.train, run.options["source"])
+
+
+def _ra(run: Run) -> None:
+    run.add("residual")
+    run.fit("train", run.training)
+
+
+def _parallel(run: Run) -> None:
+    run.add("parallel")
+    run.fit("train", run.training)
+
+
+def _dan(run: Run) -> None:
+    run.add("conv")
+    run.fit("train", run.training)
+
+
+def _piggyback(run: Run) -> None:
+    run.add("mask")
+    run.fit("train", run.training)
+    run.domain.pack_()
+
+
+def _fta(run: Run) -> None:
+    run.add("lowrank", run.options["rank"])
+    run.fit("train", run.training)
+
+
+def _svd(run: Run) -> None:
+    run.add_trained()
+    with run.timed("normalise"):
+        run.ranks = svd_(run.net, run.name, run.options["rank"])
+    run.note("normalise")
+
+
+def _svd_fta(run: Run) -> None:
+    _svd(run)
+    run.fit("tune", run.tuning)
+
+
+def _normalise(run: Run, **fixed: Any) -> None:
+    run.add_trained()
+    moments = run.collect()
+    with run.timed("normalise"):
+        names = ("variance", "ranks", "M", "tune", "preset")
+        given = {k: v for k, v in run.options.items() if k in names and v is not None}
+        run.ranks = normalize_(run.net, run.name, moments, **(given | fixed))
+
+
+def _pca_fta(run: Run) -> None:
+    _normalise(run, M="identity", tune="all")
+    absorb_(run.net, run.name)
+    run.note("normalise")
+    run.fit("tune", run.tuning)
+
+
+def _covnorm(run: Run) -> None:
+    _normalise(run)
+    run.note("normalise")
+    if run.options["preset"] == "official-code":
+        _tune_as_published(run)
+    else:
+        run.fit("tune", run.tuning)
+    with run.timed("absorb"):
+        absorb_(run.net, run.name)
+
+
+def _tune_as_published(run: Run) -> None:
+    """The authors' program: M alone for five epochs, then W and C, norms and head too."""
+    parts = [a.A.M for _, a in run.domain.adapters.items() if a.A is not None]
+    first = min(5, run.tuning.epochs)
+    run.fit("tune-M", replace(run.tuning, epochs=first, schedule="constant"), parts)
+    later = tuple(m - first for m in run.tuning.milestones if m > first)
+    rest = replace(run.tuning, epochs=run.tuning.epochs - first, lr=run.tuning.lr / 10)
+    schedule: dict[str, Any] = {"milestones": later, "schedule": "steps" if later else "constant"}
+    run.fit("tune", replace(rest, **schedule))
+
+
+# ── several domains ──────────────────────────────────────────────────────────────────────────
+
+
+def _joint_svd(runs: Sequence[Run]) -> None:
+    for run in runs:
+        run.add_trained()
+    first = runs[0]
+    rank, basis = first.options["rank"], first.options["basis"]
+    found = join_svd_(first.net, [r.name for r in runs], rank, basis or "joint-svd")
+    for run in runs:
+        run.ranks = {site: kx for site, (kx, _) in found.ranks.items()}
+        run.note("normalise")
+        run.fit("tune", run.tuning)
+
+
+def _covnorm_joint(runs: Sequence[Run]) -> None:
+    """Domains that share the basis already are tuned again where it grows for the new ones."""
+    net, options = runs[0].net, runs[0].options
+    new = [r for r in runs if r.name not in net.domains or r.domain.basis != options["basis"]]
+    for run in new:
+        run.add_trained()
+    moments = {run.name: run.collect() for run in new}
+    names = ("variance", "ranks", "M", "count", "basis")
+    given = {k: options[k] for k in names if options[k] is not None}
+    with runs[0].timed("normalise"):
+        done = join_(net, list(moments), moments, grow=options["grow"], **given)
+    for run in runs:
+        run.joined, run.ranks = done, dict(done.ranks)
+        run.note("normalise")
+        if run.name in done.retune:
+            run.fit("tune", run.tuning)
+
+
+_RANK = {"rank": 0.25}  # 2 r d = half of A, the paper's 5 % against RA's 10 %
+_GENTLE = {"lr": 3e-4, "head_lr": 3e-3}  # for weights that were trained already
+_COVNORM = {"variance": None, "ranks": None, "M": None, "adapter": "residual"}
+
+METHODS: dict[str, Method] = {
+    "fnft": Method("fine-tune a copy of everything", _fnft, training=_GENTLE),
+    "bn": Method("BatchNorm affine and statistics alone (Bilen 2017)", _bn),
+    "lwf": Method(
+        "fine-tune everything, keep the old head's answers (Li 2017)",
+        _lwf,
+        {"strength": 1.0, "temperature": 2.0, "warm_up": 1, "warm_up_lr": 3e-3, "source": None},
+        _GENTLE,
+    ),
+    "ra": Method("residual adapters in series (Rebuffi 2017)", _ra),
+    "parallel": Method("residual adapters beside the layer (Rebuffi 2018)", _parallel),
+    "dan": Method("1×1 combinations of the old filters (Rosenfeld)", _dan),
+    "svd": Method("A cut to rank r, not tuned", _svd, {**_RANK, "adapter": "residual"}),
+    "svd-fta": Method("A cut to rank r, then tuned", _svd_fta, {**_RANK, "adapter": "residual"}),
+    "fta": Method("C·W of rank r from scratch", _fta, _RANK),
+    "pca-fta": Method("CovNorm's C and W without M, then tuned", _pca_fta, _COVNORM),
+    "piggyback": Method(
+        "a binary mask on the frozen weights (Mallya 2018)",
+        _piggyback,
+        training=vars(TRAININGS["piggyback"]),
+    ),
+    "covnorm": Method(
+        "A ≈ C·M·W by its data's PCAs, M tuned and absorbed",
+        _covnorm,
+        {**_COVNORM, "tune": None, "preset": None},
+    ),
+    "joint-svd": Method(
+        "the A's of several domains share W (Rebuffi 2018)",
+        _joint_svd,
+        {**_RANK, "adapter": "residual", "basis": None},
+        joint=True,
+    ),
+    "covnorm-joint": Method(
+        "several domains share C and W, each has its M",
+        _covnorm_joint,
+        {**_COVNORM, "basis": "joint", "count": None, "grow": 0.95},
+        joint=True,
+    ),
+}

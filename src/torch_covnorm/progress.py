@@ -1,0 +1,70 @@
+"""How long work tells where it is: a function that is called at every step, or a bar."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step of a stage. `accuracy`, in percent, is of the validation after the last epoch."""
+
+    stage: str
+    epoch: int
+    epochs: int
+    step: int
+    steps: int | None
+    loss: float
+    accuracy: float | None
+    images_per_second: float
+
+
+Report = Callable[[Progress], None]
+
+
+@contextlib.contextmanager
+def showing(progress: bool | Report | None) -> Iterator[Report]:
+    """Where to report to: a function; True, a bar; None, a bar on a terminal; False, nowhere."""
+    if callable(progress):
+        yield progress
+        return
+    if progress is None:
+        progress = sys.stderr.isatty()
+    if not progress:
+        yield lambda _: None
+        return
+    with _bar() as report:
+        yield report
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        task = bars.add_task("", total=1.0, note="")
+
+        def report(p: Progress) -> None:
+            done = p.epoch + (p.step / p.steps if p.steps else 0.0)
+            accuracy = "" if p.accuracy is None else f", validation {p.accuracy:.1f} %"
+            bars.update(
+                task,
+                description=f"{p.stage}, epoch {min(p.epoch + 1, p.epochs)}/{p.epochs}",
+                completed=done,
+                total=p.epochs,
+                note=f"loss {p.loss:.3f}{accuracy}, {p.images_per_second:.0f} images/s",
+            )
+
+        yield report

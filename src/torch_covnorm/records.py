@@ -1,0 +1,142 @@
+"""A record on disk: JSON with a checksum, and the one safetensors file that it names by content.
+
+The JSON is replaced last, so a reader finds the old record or the new one, whatever happens in
+between. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from .errors import CovNormError
+from .version import __version__
+
+VERSION = 1
+TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
+
+
+def write(file: Path, format_: str, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Write a record's two files; the same record gives the same bytes. Its folder is its own."""
+    folder = file.parent
+    blob = safetensors.torch.save(tensors)
+    digest = hashlib.sha256(blob).hexdigest()
+    record = {
+        "format": format_,
+        "version": VERSION,
+        **record,
+        "tensors": {"file": f"tensors-{digest[:16]}.safetensors", "sha256": digest},
+        "versions": {"torch": torch.__version__, "torch_covnorm": __version__},
+    }
+    text = _sealed(record)
+    with blame(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for path, data in ((folder / record["tensors"]["file"], blob), (file, text)):
+        with blame(path):
+            _write(path, data)
+    for old in folder.iterdir():  # of earlier writes, a failed one among them
+        if TENSORS.fullmatch(old.name) and old.name != record["tensors"]["file"]:
+            old.unlink(missing_ok=True)
+
+
+def read(file: Path, format_: str) -> dict[str, Any]:
+    """The JSON part, whole and of this format."""
+    with blame(file):
+        record = json.loads(file.read_bytes())
+        if not isinstance(record, dict) or record.get("format") != format_:
+            raise CovNormError(f"is no {format_}")
+        if record.get("version") != VERSION:
+            raise CovNormError(
+                f"has version {record.get('version')}, this software reads {VERSION}: update it"
+            )
+        if record.pop("checksum", None) != checksum(record):
+            raise CovNormError("is damaged (its checksum differs): restore it from a copy")
+    return record
+
+
+def tensor_file(file: Path, record: dict[str, Any]) -> Path:
+    """The tensor file of a record: a plain file name beside it, never a path."""
+    with blame(file):
+        name = record["tensors"]["file"]
+        if not isinstance(name, str) or Path(name).name != name:
+            raise CovNormError(f"tensor file {name!r} is no plain .safetensors name")
+        if not name.endswith(".safetensors"):
+            raise CovNormError(f"tensor file {name!r} is no plain .safetensors name")
+    return file.parent / name
+
+
+def read_tensors(file: Path, record: dict[str, Any]) -> dict[str, Tensor]:
+    """The tensors of a record by name, as their checksum says."""
+    path = tensor_file(file, record)
+    with blame(path):
+        blob = path.read_bytes()
+        if hashlib.sha256(blob).hexdigest() != record["tensors"]["sha256"]:
+            raise CovNormError("is damaged (its checksum differs): restore it from a copy")
+        return safetensors.torch.load(blob)  # tensors and their names alone
+
+
+def checksum(record: dict[str, Any]) -> str:
+    """SHA-256 of a record's content, whatever the order of its keys."""
+    canonical = json.dumps(record, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def blame(file: Path) -> Iterator[None]:
+    """Errors inside are this file's fault and name it."""
+    try:
+        yield
+    except CovNormError as error:
+        raise CovNormError(f"{file}: {error}") from None
+    except OSError as error:
+        raise CovNormError(f"{file}: {error.strerror or error}") from error
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CovNormError(f"{file}: is incomplete or malformed ({error!r})") from error
+    except (ValueError, safetensors.SafetensorError) as error:
+        raise CovNormError(f"{file}: is damaged ({error}): restore it from a copy") from error
+
+
+def _sealed(record: dict[str, Any]) -> bytes:
+    """The record as JSON with its checksum; what would not come back the same is refused."""
+    try:
+        text = json.dumps(
+            {**record, "checksum": checksum(record)}, indent=1, ensure_ascii=False, allow_nan=False
+        ).encode()
+        same = {k: v for k, v in json.loads(text).items() if k != "checksum"} == record
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CovNormError(f"does not fit into JSON: {error}") from None
+    if not same:
+        raise CovNormError("must be plain JSON: lists, strings as keys, no tuples")
+    return text
+
+
+def _write(file: Path, data: bytes) -> None:
+    """All of the file or nothing: a temporary neighbour, fsync, rename, fsync of the folder."""
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

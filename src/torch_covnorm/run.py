@@ -1,0 +1,180 @@
+"""One domain on its way through a method: what the recipes of `methods` are made of."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .adapters import ConvAdapter, FullMap
+from .covnorm import collect
+from .domain import Domain
+from .errors import CovNormError
+from .joint import Joined
+from .moments import Moments
+from .network import MultiDomainNetwork
+from .progress import Report
+from .schedules import Training
+from .snapshot import load_moments, save_moments
+from .training import Penalty, evaluate, fit
+
+
+@dataclass
+class Run:
+    """A domain, its data and its settings; `stages` and `seconds` fill as the recipe goes."""
+
+    net: MultiDomainNetwork
+    name: str
+    train: Iterable[Any]
+    val: Iterable[Any] | None
+    options: dict[str, Any]
+    training: Training
+    tuning: Training
+    classes: Sequence[str] | int | None = None
+    start: str | None = None
+    augment: Callable[[Tensor], Tensor] | None = None
+    progress: bool | Report | None = None
+    snapshot: Path | None = None
+    every: float = 20.0
+    stages: dict[str, float | None] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    ranks: dict[str, Any] = field(default_factory=dict)
+    forgetting: dict[str, float] | None = None
+    joined: Joined | None = None
+
+    @property
+    def domain(self) -> Domain:
+        """The domain, once it is there."""
+        return self.net.domain(self.name)
+
+    def add(self, adapter: str, rank: int | float | None = None) -> None:
+        """The domain with untrained adapters of this kind; one that exists must have them."""
+        if self.start is not None:
+            raise CovNormError(f"start={self.start!r}: this method does not start from a trained A")
+        if self.name in self.net.domains:
+            self._check_kind(adapter, rank)
+            return
+        classes = count_classes(self.train) if self.classes is None else self.classes
+        with torch.random.fork_rng([]):
+            torch.manual_seed(self.training.seed)
+            self.net.add_domain(self.name, classes, adapter, rank)
+
+    def add_trained(self) -> None:
+        """The domain with a trained full A at every site: `start`'s, its own, or trained now."""
+        if self.start is not None:
+            if self.name in self.net.domains:
+                raise CovNormError(f"domain {self.name!r} exists already: leave out start=")
+            self.net.copy_domain(self.start, self.name)
+        elif self.name not in self.net.domains or not trained(self.domain, self.net):
+            self.add(self.options.get("adapter", "residual"))
+            self.fit("train", self.training)
+        maps = [a.A for _, a in self.domain.adapters.items() if a.A is not None]
+        if not maps or not all(isinstance(A, FullMap) for A in maps):
+            raise CovNormError(
+                f"domain {self.start or self.name!r} has no full A to start from: give one that "
+                "was trained with method='ra' as start="
+            )
+        if self.start is not None:
+            self.note("train")
+
+    def fit(
+        self,
+        stage: str,
+        training: Training,
+        parameters: Sequence[nn.Parameter] | None = None,
+        penalty: Penalty | None = None,
+    ) -> None:
+        """Train what trains; a stage of its own in the snapshot."""
+        done = fit(
+            self.net,
+            self.name,
+            self.train,
+            self.val,
+            training,
+            parameters=parameters,
+            penalty=penalty,
+            augment=self.augment,
+            progress=self.progress,
+            stage=stage,
+            snapshot=None if self.snapshot is None else self.snapshot / stage,
+            every=self.every,
+        )
+        self.seconds[stage] = done.seconds
+        self.stages[stage] = done.accuracy
+
+    def collect(self) -> dict[str, Moments]:
+        """The moments of A's input; a stage of its own in the snapshot."""
+        folder = None if self.snapshot is None else self.snapshot / "moments"
+        settings = {"domain": self.name, "stage": "moments"}
+        with self.timed("moments"):
+            moments = None if folder is None else load_moments(folder, settings)
+            if moments is None:
+                moments = collect(self.net, self.name, self.train)
+                if folder is not None:
+                    save_moments(folder, settings, moments)
+        return moments
+
+    def note(self, stage: str) -> None:
+        """Validate as it is now."""
+        if self.val is not None:
+            self.stages[stage] = evaluate(self.net, self.name, self.val).accuracy
+
+    @contextlib.contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        """The seconds of what is done inside."""
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+    def _check_kind(self, adapter: str, rank: int | float | None) -> None:
+        fresh = self.net.fresh_adapters(adapter, rank)
+        there = self.domain.adapters
+        for site, wanted in fresh.items():
+            if wanted.config() != there[site].config():
+                raise CovNormError(
+                    f"domain {self.name!r} exists with other adapters than this method's (site "
+                    f"{site!r}): give a new name, or remove it first"
+                )
+        if {w.kind for _, w in self.domain.weights.items()} != ({adapter} & {"own", "mask"}):
+            raise CovNormError(f"domain {self.name!r} exists with other weights: give a new name")
+
+
+def trained(domain: Domain, net: MultiDomainNetwork) -> bool:
+    """Whether anything has trained it: its norms have counted batches, or an A has left its start.
+
+    A DAN adapter on a network without norms has no counter, but starts as the identity.
+    """
+    for name, norm in domain.norms.items():
+        before = net.backbone.get_submodule(name)
+        if norm.num_batches_tracked is not None and torch.ne(
+            norm.num_batches_tracked, before.get_buffer("num_batches_tracked")
+        ):
+            return True
+    for _, adapter in domain.adapters.items():
+        for norm in (adapter.B1, adapter.B2):
+            if getattr(norm, "num_batches_tracked", None) is not None and norm.num_batches_tracked:
+                return True
+        if isinstance(adapter, ConvAdapter) and isinstance(adapter.A, FullMap):
+            eye = torch.eye(len(adapter.A.A), device=adapter.A.A.device)
+            if not torch.equal(adapter.A.A, eye.to(adapter.A.A)):
+                return True
+    return False
+
+
+def count_classes(loader: Iterable[Any]) -> int:
+    """How many classes the labels of a loader show: the largest label and one."""
+    largest = -1
+    for _, labels in loader:
+        labels = torch.as_tensor(labels)
+        if labels.is_floating_point() or (labels.numel() and int(labels.min()) < 0):
+            raise CovNormError("labels are no class numbers from 0: give classes=")
+        largest = max(largest, int(labels.max())) if labels.numel() else largest
+    if largest < 0:
+        raise CovNormError("the loader shows no labels: give classes=")
+    return largest + 1

@@ -1,0 +1,178 @@
+"""How a stage trains: its optimiser, its learning rate over the epochs, when it stops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import CovNormError, choices
+
+OptimizerMaker = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+WORDS = {
+    "optimizer": ("adamw", "adam", "sgd"),
+    "schedule": ("one-cycle", "cosine", "plateau", "steps", "constant"),
+    "precision": ("float32", "mixed"),
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """The settings of one stage of training. ``replace`` makes variants; see `TRAININGS`.
+
+    optimizer: "adamw", "adam", "sgd", or a function from parameters (a list of groups, as torch's
+        optimisers take it) to a torch optimiser.
+    head_lr: another rate for the domain's head, which starts from nothing.
+    schedule: factors of lr. "one-cycle" rises over 30 % of the epochs and falls to 0, "cosine"
+        falls from the start, "plateau" is the paper's (÷10 when the training loss has not fallen
+        for `patience` epochs), "steps" is ÷10 at each epoch of `milestones`, "constant"; or a
+        function from the epoch, a fraction included, to the factor.
+    stop_after: stop when the validation has not improved for so many epochs.
+    clip: largest norm of the gradient.
+    precision: "mixed" is bfloat16 or float16 where the device computes it well, else float32.
+    """
+
+    epochs: int = 10
+    lr: float = 3e-3
+    head_lr: float | None = None
+    optimizer: str | OptimizerMaker = "adamw"
+    weight_decay: float = 0.01
+    momentum: float = 0.9
+    betas: tuple[float, float] = (0.9, 0.999)
+    schedule: str | Callable[[float], float] = "one-cycle"
+    milestones: tuple[float, ...] = ()
+    patience: int = 3
+    stop_after: int | None = None
+    clip: float | None = None
+    precision: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, options in WORDS.items():
+            value = getattr(self, name)
+            if isinstance(value, str) and value not in options:
+                raise CovNormError(f"{name}={value!r}: {choices(value, options)}")
+        if self.epochs < 0 or not self.lr > 0:
+            raise CovNormError(f"epochs={self.epochs}, lr={self.lr}: give epochs >= 0 and lr > 0")
+        if self.schedule == "steps" and not self.milestones:
+            raise CovNormError("schedule='steps' needs milestones=(epoch, …)")
+
+    def changed(self, changes: dict[str, Any]) -> Training:
+        """With some settings changed; an unknown one is an error."""
+        known = [f.name for f in fields(self)]
+        for name in changes:
+            if name not in known:
+                raise CovNormError(f"{name}= is no setting of training: {choices(name, known)}")
+        return replace(self, **changes)
+
+    def record(self) -> dict[str, Any]:
+        """As plain JSON; a function by its name."""
+        return {k: _plain(v) for k, v in asdict(self).items()}
+
+    def make_optimizer(
+        self, parameters: Iterable[nn.Parameter], head: Iterable[nn.Parameter] = ()
+    ) -> torch.optim.Optimizer:
+        """The optimiser over these parameters; those of the head may have a rate of their own."""
+        groups: list[dict[str, Any]] = [{"params": list(parameters)}]
+        if head := list(head):
+            groups.append({"params": head, "lr": self.lr if self.head_lr is None else self.head_lr})
+        groups = [group for group in groups if group["params"]]
+        if not isinstance(self.optimizer, str):
+            return self.optimizer(groups)
+        shared: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        if self.optimizer == "sgd":
+            return torch.optim.SGD(groups, momentum=self.momentum, **shared)
+        kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
+        return kind(groups, betas=self.betas, **shared)
+
+    def factor(self, epoch: float) -> float:
+        """Of lr at an epoch in [0, epochs]; what "plateau" does depends on the loss: `Plateau`."""
+        if not isinstance(self.schedule, str):
+            return self.schedule(epoch)
+        share = epoch / max(self.epochs, 1)
+        if self.schedule == "cosine":
+            return (1 + math.cos(math.pi * share)) / 2
+        if self.schedule == "steps":
+            return 0.1 ** sum(epoch >= m for m in self.milestones)
+        if self.schedule == "one-cycle":
+            if share < 0.3:
+                return 0.04 + 0.96 * (1 - math.cos(math.pi * share / 0.3)) / 2
+            return (1 + math.cos(math.pi * (share - 0.3) / 0.7)) / 2
+        return 1.0
+
+
+class Plateau:
+    """The paper's schedule: ÷10 when the loss has stopped falling (by 1e-4 of itself)."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.best: float | None = None
+        self.waited = 0
+        self.factor = 1.0
+
+    def see(self, loss: float) -> None:
+        """Take in the loss of an epoch."""
+        if self.best is None or loss < self.best * (1 - 1e-4):
+            self.best, self.waited = loss, 0
+            return
+        self.waited += 1
+        if self.waited > self.patience:
+            self.factor, self.waited = self.factor / 10, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {"best": self.best, "waited": self.waited, "factor": self.factor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave."""
+        self.best, self.waited, self.factor = state["best"], state["waited"], state["factor"]
+
+
+# The trainings that the literature names; the batch size is the loader's.
+TRAININGS = {
+    "default": Training(),
+    # What the paper says is lr and schedule; optimiser and decay are its authors' program's.
+    "paper": Training(
+        40,
+        1e-3,
+        optimizer="adam",
+        weight_decay=5e-4,
+        schedule="plateau",
+        patience=2,
+        stop_after=10,
+    ),
+    # The authors' program: batch 16; A, then M with all else.
+    "official-code": Training(
+        40,
+        1e-3,
+        optimizer="adam",
+        weight_decay=5e-4,
+        betas=(0.9, 0.99),
+        schedule="steps",
+        milestones=(5, 10, 15, 20, 25, 30, 35),
+    ),
+    # Residual adapters on the Decathlon's ResNet-26: batch 128.
+    "decathlon": Training(
+        120, 0.1, optimizer="sgd", weight_decay=5e-4, schedule="steps", milestones=(80, 100)
+    ),
+    # Piggyback: batch 32; the head, which its authors train apart, at ten times the masks' rate.
+    "piggyback": Training(
+        45,
+        1e-4,
+        head_lr=1e-3,
+        optimizer="adam",
+        weight_decay=0.0,
+        schedule="steps",
+        milestones=(15, 30),
+    ),
+}
+
+
+def _plain(value: Any) -> Any:
+    if callable(value):
+        return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', value)}"
+    return list(value) if isinstance(value, tuple) else value
