@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Idle torch threads sleep instead of spinning: 5× faster beside any other busy process.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test check setup format bench clean
+.PHONY: demo test check setup format bench bench-methods clean
 
 demo: setup  ## the whole paper on real images, in about two minutes
 	$(BIN)/python recipes/one_domain.py
@@ -23,6 +23,9 @@ format: setup
 
 bench: setup  ## ratios of speed, into benchmarks/results/core.json; run it alone
 	$(BIN)/python -m benchmarks.core
+
+bench-methods: setup  ## every method on one real domain, into benchmarks/results/methods.jsonl
+	$(BIN)/python -m benchmarks.methods
 
 setup: $(VENV)/.installed
 

@@ -50,3 +50,28 @@ def seconds(*runs: Callable[[], Any], rounds: int = 15, warm: int = 2) -> list[f
             if round_ >= warm:
                 kept.append(time.perf_counter() - start)
     return [sorted(kept)[len(kept) // 4] for kept in times]
+
+
+class Lines:
+    """A file of JSON lines, one a result; what is there is not run again."""
+
+    def __init__(self, name: str, fresh: bool = False) -> None:
+        self.file = RESULTS / f"{name}.jsonl"
+        self.rows: list[dict[str, Any]] = []
+        if fresh:
+            self.file.unlink(missing_ok=True)
+        if self.file.exists():
+            self.rows = [json.loads(line) for line in self.file.read_text().splitlines()]
+
+    def find(self, **keys: Any) -> dict[str, Any] | None:
+        """The row with these values, if there is one."""
+        return next((r for r in self.rows if all(r.get(k) == v for k, v in keys.items())), None)
+
+    def add(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Append a row, with the machine and the versions that made it."""
+        row = {**row, "threads": torch.get_num_threads(), "torch": torch.__version__}
+        self.rows.append(row)
+        self.file.parent.mkdir(exist_ok=True)
+        with self.file.open("a") as stream:
+            stream.write(json.dumps(row) + "\n")
+        return row

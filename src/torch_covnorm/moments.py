@@ -82,7 +82,8 @@ class Moments:
                 "learning rate"
             )
         self._merge_(batch.n, batch.mean, batch.scatter)
-        self.images += len(x) if images is None else images
+        if batch.n:
+            self.images += len(x) if images is None else images
         return self
 
     def merge(self, other: Moments) -> Moments:

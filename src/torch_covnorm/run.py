@@ -21,6 +21,7 @@ from .moments import Moments
 from .network import MultiDomainNetwork
 from .progress import Report
 from .schedules import Training
+from .seeds import random_numbers_kept, seed_all
 from .snapshot import load_moments, save_moments
 from .training import Penalty, evaluate, fit
 
@@ -61,8 +62,8 @@ class Run:
             self._check_kind(adapter, rank)
             return
         classes = count_classes(self.train) if self.classes is None else self.classes
-        with torch.random.fork_rng([]):
-            torch.manual_seed(self.training.seed)
+        with random_numbers_kept():
+            seed_all(self.training.seed, "add")
             self.net.add_domain(self.name, classes, adapter, rank)
 
     def add_trained(self) -> None:
@@ -115,7 +116,9 @@ class Run:
         with self.timed("moments"):
             moments = None if folder is None else load_moments(folder, settings)
             if moments is None:
-                moments = collect(self.net, self.name, self.train)
+                with random_numbers_kept():
+                    seed_all(self.training.seed, "moments")
+                    moments = collect(self.net, self.name, self.train)
                 if folder is not None:
                     save_moments(folder, settings, moments)
         return moments

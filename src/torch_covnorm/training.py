@@ -6,17 +6,13 @@ goes on from its snapshot to the same bits: steps already done are only drawn fr
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import math
 import os
-import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,6 +21,7 @@ from .errors import CovNormError, choices
 from .network import MultiDomainNetwork
 from .progress import Progress, Report, showing
 from .schedules import TRAININGS, Plateau, Training
+from .seeds import random_numbers_kept, seed_all
 from .snapshot import Snapshot, restore_, tensors_of
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -122,7 +119,7 @@ def fit(
         if state is not None:
             loop.load_state_dict(state)
     try:
-        with _random_numbers_kept(loop.device), showing(progress) as report:
+        with random_numbers_kept(loop.device), showing(progress) as report:
             while loop.epoch < settings.epochs and not loop.stopped:
                 loop.run_epoch(train, saved, lambda p: report(_of_stage(p, stage)))
                 loop.end_epoch(val)
@@ -194,10 +191,10 @@ class _Loop:
         self.net.train()
         steps = len(train) if isinstance(train, Sized) else None
         start, images, skip, step = time.perf_counter(), 0, self.step, 0
-        _seed(self.settings.seed, self.epoch, "epoch")
+        seed_all(self.settings.seed, self.epoch, "epoch")
         batches = iter(train)
         while True:
-            _seed(self.settings.seed, self.epoch, step)
+            seed_all(self.settings.seed, self.epoch, step)
             batch = next(batches, None)
             if batch is None:
                 break
@@ -257,7 +254,7 @@ class _Loop:
         loss = self.total / self.images
         row = {"epoch": self.epoch, "loss": loss, "val_loss": None, "accuracy": None}
         if val is not None:
-            _seed(self.settings.seed, self.epoch, "validate")
+            seed_all(self.settings.seed, self.epoch, "validate")
             found = evaluate(self.net, self.name, val, self.criterion)
             row |= {"val_loss": found.loss, "accuracy": found.accuracy}
             if self.best is None or _merit(row) > _merit(self.best):
@@ -324,23 +321,3 @@ def _mixed_dtype(device: torch.device, precision: str) -> tuple[torch.dtype | No
     if device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16, False
     return None, False  # slower there than float32, or not at all
-
-
-def _seed(*position: object) -> None:
-    """Seed every generator that a loader, an augmentation or a dropout may draw from."""
-    value = int.from_bytes(hashlib.sha256(repr(position).encode()).digest()[:7], "little")
-    torch.manual_seed(value)
-    random.seed(value)
-    np.random.seed(value % 2**32)
-
-
-@contextlib.contextmanager
-def _random_numbers_kept(device: torch.device) -> Iterator[None]:
-    """The caller's random numbers are the same behind as before."""
-    python, numpy_ = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy_)

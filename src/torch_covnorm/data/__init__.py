@@ -1,4 +1,4 @@
-"""Where images come from: the Visual Decathlon's archive, its score, and augmentation.
+"""Where images come from: small real samples, the Visual Decathlon's archive and its score.
 
 Importing this loads no image library; reading the first image does.
 """
@@ -17,6 +17,7 @@ from .images import (
     read_image,
     resize,
 )
+from .sample import SAMPLES, Sample, load_sample, prepare
 from .score import (
     BASELINES,
     Annotations,
@@ -31,15 +32,19 @@ __all__ = [
     "BASELINES",
     "PUBLISHED",
     "RULES",
+    "SAMPLES",
     "Annotations",
     "Augment",
     "Decathlon",
     "Rule",
+    "Sample",
     "Split",
     "centre_crop",
     "channel_statistics",
     "decathlon_score",
+    "load_sample",
     "normalise",
+    "prepare",
     "random_crop",
     "random_flip",
     "read_annotations",

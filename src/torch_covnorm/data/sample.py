@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torch_covnorm.errors import CovNormError, choices
+from ..errors import CovNormError, choices
 
 SAMPLES = ("fashion", "digits", "sketches", "clipart")
 
