@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from .adapters import MaskWeights
 from .domain import Domain, count
 from .errors import CovNormError
 from .network import MultiDomainNetwork
@@ -66,9 +65,9 @@ def account(net: MultiDomainNetwork, names: str | Sequence[str]) -> Account:
         for kind, number in _parameters(net.domain(name)).items():
             parameters[kind] += number
             size[kind] += 4 * number
-        for weight in _masks(net.domain(name)):
-            bits += weight.bits()
-            size["mask"] += -(-weight.bits() // 8)
+        for mask in net.domain(name).masks:
+            bits += mask.bits()
+            size["mask"] += -(-mask.bits() // 8)
         size["norm"] += _statistics(net.domain(name))
         size["bias"] += _centres(net.domain(name))
     parameters["mask"] = -(-bits // 32)
@@ -91,19 +90,15 @@ def denominators(net: MultiDomainNetwork) -> dict[str, int]:
 
 def _parameters(domain: Domain) -> dict[str, int]:
     adapters = [a for _, a in domain.adapters.items()]
-    own = [w for _, w in domain.weights.items() if not isinstance(w, MaskWeights)]
+    own = count(domain.weights) - sum(count(mask) for mask in domain.masks)
     found = domain.num_parameters()
     return {
-        "adapter": sum(a.paper_count() for a in adapters) + sum(count(w) for w in own),
+        "adapter": sum(a.paper_count() for a in adapters) + own,
         "bias": sum(a.A.bias.numel() for a in adapters if a.A is not None),
         "norm": found["norm"],
         "head": found["head"],
         "own": count(domain.own),
     }
-
-
-def _masks(domain: Domain) -> list[MaskWeights]:
-    return [w for _, w in domain.weights.items() if isinstance(w, MaskWeights)]
 
 
 def _statistics(domain: Domain) -> int:

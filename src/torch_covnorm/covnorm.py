@@ -61,8 +61,7 @@ def collect(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> dict[s
     try:
         with eval_mode(net.backbone, domain), stepwise():
             for batch in loader:
-                images = batch[0] if isinstance(batch, tuple | list) else batch
-                net(images.to(device), domain=name)
+                net(images_of(batch).to(device), domain=name)
     finally:
         for hook in hooks:
             hook.remove()
@@ -170,6 +169,12 @@ def _preset(name: str, variance: float | None, M: Any, tune: Any) -> Preset:
     if variance is not None:
         check_threshold(variance)
     return replace(PRESETS[name], **{k: v for k, v in given.items() if v is not None})
+
+
+def images_of(batch: Any) -> Tensor:
+    """The images of what a loader yields: (images, labels), or images."""
+    images: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
+    return images
 
 
 @contextlib.contextmanager

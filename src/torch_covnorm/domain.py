@@ -70,7 +70,8 @@ class Domain(nn.Module):
         """
         adapters = [a for _, a in self.adapters.items()]
         norms = [self.norms, *(b for a in adapters for b in (a.B1, a.B2))]
-        weights = -(-sum(w.bits() for _, w in self.weights.items()) // 32)
+        masks = sum(mask.bits() for mask in self.masks)
+        weights = count(self.weights) - sum(count(mask) for mask in self.masks) + -(-masks // 32)
         return {
             "adapter": sum(a.paper_count() for a in adapters) + weights,
             "norm": sum(count(n) for n in norms),
@@ -78,11 +79,15 @@ class Domain(nn.Module):
             "total": count(self) - count(self.weights) + weights,
         }
 
+    @property
+    def masks(self) -> list[MaskWeights]:
+        """Its masks on weights of the backbone."""
+        return [w for _, w in self.weights.items() if isinstance(w, MaskWeights)]
+
     def pack_(self) -> None:
         """Keep masks as 1 bit a weight, without the scores that trained them."""
-        for _, weight in self.weights.items():
-            if isinstance(weight, MaskWeights):
-                weight.pack_()
+        for mask in self.masks:
+            mask.pack_()
 
     def stored(self) -> dict[str, Tensor]:
         """The tensors of its file, by name: its state, with masks packed."""

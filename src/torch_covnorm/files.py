@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from . import records
-from .adapters import WEIGHT_KINDS, WeightAdapter, build, empty_weights
+from .adapters import WeightAdapter, build, own_weights
 from .domain import Domain, check_name
 from .errors import CovNormError
+from .sites import weight_layers
 
 if TYPE_CHECKING:
     from .basis import Basis
@@ -92,6 +93,8 @@ def load(net: MultiDomainNetwork, folder: Path, name: str | None, own: nn.Module
                 config, site.spatial, site.d_in, site.d_out, site.name, shared
             )
         weights = _weights(record.get("weights", {}), net)
+        if weights and not all(a.idle for a in adapters.values()):
+            raise CovNormError("has adapters behind layers whose weights it replaces")
         name = check_name(record["name"]) if name is None else name
         domain = net.make_domain(
             name, adapters, record["classes"], own, record["preprocessing"], weights
@@ -103,14 +106,16 @@ def load(net: MultiDomainNetwork, folder: Path, name: str | None, own: nn.Module
 
 
 def _weights(kinds: dict[str, str], net: MultiDomainNetwork) -> dict[str, WeightAdapter]:
-    """Empty weights of a domain's own for the layers of the backbone that the record names."""
-    weights: dict[str, WeightAdapter] = {}
-    layers = dict(net.backbone.named_modules())
-    for name, kind in kinds.items():
-        if name not in layers or kind not in WEIGHT_KINDS:
-            raise CovNormError(f"weights of kind {kind!r} for layer {name!r}: there is none such")
-        weights[name] = empty_weights(kind, layers[name])
-    return weights
+    """Empty weights of a domain's own for the layers of the backbone: all of them, or none."""
+    if not kinds:
+        return {}
+    kind = next(iter(kinds.values()))
+    with_head = net.head_name in kinds and kind == "own"  # a fork of lwf
+    layers = weight_layers(net.backbone, kind, None if with_head else net.head_name)
+    if set(kinds) != set(layers) or set(kinds.values()) != {kind}:
+        differ = sorted(set(kinds) ^ set(layers)) or sorted(set(kinds.values()))
+        raise CovNormError(f"has weights for other layers or kinds: {', '.join(differ[:4])}")
+    return own_weights(kind, layers, packed=True)
 
 
 def _basis(wanted: dict[str, str] | None, net: MultiDomainNetwork) -> Basis | None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .adapters import OwnWeights, double
-from .covnorm import eval_mode
+from .covnorm import eval_mode, images_of
 from .domain import Domain
 from .errors import CovNormError
 from .network import MultiDomainNetwork
@@ -33,7 +33,8 @@ def fork_(net: MultiDomainNetwork, name: str) -> Domain:
         raise CovNormError(
             "lwf keeps the answers of the backbone's own head, and this one has none"
         )
-    domain.weights[net.head_name] = OwnWeights(_head(net))
+    if net.head_name not in domain.weights:
+        domain.weights[net.head_name] = OwnWeights(_head(net))
     return domain
 
 
@@ -42,22 +43,35 @@ class OldAnswers:
 
     def __init__(self, net: MultiDomainNetwork, name: str) -> None:
         self.net, self.domain = net, net.domain(name)
+        if self.domain.head is None or str(net.head_name) not in self.domain.weights:
+            raise CovNormError(
+                f"domain {name!r} is no fork with an old head: adapt one with method='lwf'"
+            )
         self.features: Tensor | None = None
+        self.answer: Tensor | None = None
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[OldAnswers]:
         """Inside, forward passes of the domain are seen."""
 
-        def see(_: nn.Module, args: tuple[Tensor]) -> None:
-            self.features = args[0]
+        def see(_: nn.Module, args: tuple[Tensor], answer: Tensor) -> None:
+            self.features, self.answer = args[0], answer
+
+        def compare(_: nn.Module, args: Any, answer: Any) -> None:  # noqa: ARG001
+            if self.answer is not None and answer is not self.answer:
+                raise CovNormError(
+                    "lwf compares the answers of heads, and this backbone does more behind its "
+                    f"head {self.net.head_name!r}: choose the last layer with head="
+                )
 
         assert self.domain.head is not None
-        hook = self.domain.head.register_forward_pre_hook(see)
+        hooks = self.domain.head.register_forward_hook(see), self.net.register_forward_hook(compare)
         try:
             yield self
         finally:
-            hook.remove()
-            self.features = None
+            for hook in hooks:
+                hook.remove()
+            self.features = self.answer = None
 
     def now(self) -> Tensor:
         """(n, old classes): the old head, as the fork has it, on the features seen last."""
@@ -87,26 +101,30 @@ def forgetting(
     With (images, labels) of the old task as `source`: its accuracy `before` and `after`, and the
     difference, `forgetting`.
     """
-    device = next(net.backbone.parameters()).device
     found: dict[str, float] = {}
     with OldAnswers(net, name).watched() as old, eval_mode(net):
-        same = n = 0
-        for images, *_ in loader:
-            net(images.to(device), domain=name)
-            same += int((old.now().argmax(1) == old.before(images.to(device)).argmax(1)).sum())
-            n += len(images)
-        found["agreement"] = 100 * same / max(n, 1)
+        answers = [_answers(old, name, images_of(batch)) for batch in loader]
+        found["agreement"] = _percent([(after == before) for before, after in answers])
         if source is not None:
-            before = after = n = 0
-            for images, labels in source:
-                images, labels = images.to(device), labels.to(device)
-                net(images, domain=name)
-                after += int((old.now().argmax(1) == labels).sum())
-                before += int((old.before(images).argmax(1) == labels).sum())
-                n += len(images)
-            found["before"], found["after"] = 100 * before / max(n, 1), 100 * after / max(n, 1)
+            truth = [(*_answers(old, name, x), y) for x, y in source]
+            found["before"] = _percent([before == y.cpu() for before, _, y in truth])
+            found["after"] = _percent([after == y.cpu() for _, after, y in truth])
             found["forgetting"] = found["before"] - found["after"]
     return found
+
+
+def _answers(old: OldAnswers, name: str, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The old task's classes as the backbone and as the fork names them."""
+    images = images.to(next(old.net.backbone.parameters()).device)
+    old.net(images, domain=name)
+    return old.before(images).argmax(1).cpu(), old.now().argmax(1).cpu()
+
+
+def _percent(right: list[Tensor]) -> float:
+    n = sum(len(r) for r in right)
+    if n == 0:
+        raise CovNormError("the loader gave no images to measure forgetting on")
+    return 100 * sum(int(r.sum()) for r in right) / n
 
 
 def _head(net: MultiDomainNetwork) -> nn.Module:

@@ -75,6 +75,8 @@ def _dan(run: Run) -> None:
 
 def _piggyback(run: Run) -> None:
     run.add("mask")
+    for mask in run.domain.masks:
+        mask.thaw_()
     run.fit("train", run.training)
     run.domain.pack_()
 

@@ -30,10 +30,12 @@ def run_apart(
     passes: Sequence[Sequence[int]],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    owned: bool,
 ) -> Any:
     """One call a pass, each with its own samples; the answers in the batch's order.
 
-    Arguments that are tensors of as many rows as the batch are split with it.
+    Arguments that are tensors of as many rows as the batch are split with it. Where `own` modules
+    ran, the answers are a list, as when nothing runs apart.
     """
     answers: list[Any] = [None] * len(names)
     for samples in passes:
@@ -51,7 +53,7 @@ def run_apart(
         for i, answer in zip(samples, out, strict=True):
             answers[i] = answer
     alike = all(isinstance(a, Tensor) for a in answers) and len({a.shape for a in answers}) == 1
-    return torch.stack(answers) if alike else answers
+    return torch.stack(answers) if alike and not owned else answers
 
 
 def finish(out: Any, call: Call) -> Any:

@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from . import basis as basis_files
 from . import files
 from .adapters import (
-    WEIGHT_KINDS,
     Adapter,
     WeightAdapter,
     build,
     fresh_config,
+    own_weights,
     padded_share,
 )
 from .basis import Basis
@@ -57,9 +57,7 @@ class MultiDomainNetwork(nn.Module):
         self._neutral_norms: dict[str, nn.Module] = {
             n: _neutral(m) for n, m in norms.items() if type(m) not in _PLAIN_NORMS
         }
-        self._roles: dict[nn.Module, Role] = {
-            layer: ("layer", name) for name, layer in weight_layers(backbone).items()
-        }
+        self._roles: dict[nn.Module, Role] = {}
         for name, norm in norms.items():
             self._roles[norm] = ("norm", name)
         for name, site in self.sites.items():
@@ -107,10 +105,8 @@ class MultiDomainNetwork(nn.Module):
         if preprocessing is None:
             given = getattr(self.backbone, "preprocessing", None)
             preprocessing = copy.deepcopy(given) if isinstance(given, dict) else None
-        weights = {
-            n: WEIGHT_KINDS[adapter](layer)
-            for n, layer in weight_layers(self.backbone, adapter, self.head_name).items()
-        }
+        layers = weight_layers(self.backbone, adapter, self.head_name)
+        weights = own_weights(adapter, layers) if layers else {}
         self.domains[name] = self.make_domain(name, adapters, classes, own, preprocessing, weights)
         return self.domain(name)
 
@@ -167,13 +163,13 @@ class MultiDomainNetwork(nn.Module):
         """
         names, domains, places = self._domains_of(domain, args)
         if places is not None:
-            passes = groups(domains, places)
+            passes, owned = groups(domains, places), any(d.runs_own for d in domains)
             if len(passes) > 1:
-                return run_apart(self.forward, names, passes, args, kwargs)
+                return run_apart(self.forward, names, passes, args, kwargs, owned)
         call = Call(self._roles, domains, places, self._neutral_norms)
         try:
             with call.under_way():
-                out = self.backbone(*args, **kwargs)
+                out = call.backbone(self.backbone)(*args, **kwargs)
         except (RuntimeError, ValueError, IndexError) as error:
             self._explain(error, args)
             raise
@@ -190,7 +186,8 @@ class MultiDomainNetwork(nn.Module):
                     f"layer {name!r} of the backbone was replaced, so no domain reaches it: change "
                     "the backbone (convert_sync_batchnorm …) before wrapping it"
                 )
-            if kind == "norm":
+        for layer in self.backbone.modules():
+            if isinstance(layer, _NormBase) and layer.running_mean is not None:
                 layer.training = False
         return self
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CALL: ContextVar[Call | None] = ContextVar("covnorm_call", default=None)
 _STEPWISE: ContextVar[bool] = ContextVar("covnorm_stepwise", default=False)
 
-# What a routed layer is: ("site", Site), or "norm", "head" or "layer" with its name.
+# What a routed layer is: ("site", Site), or "norm" or "head" with its name.
 Role = tuple[str, Any]
 
 
@@ -75,10 +75,6 @@ def _routed_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if call is None or role is None:
         return type(layer).forward(layer, *args, **kwargs)
     kind, what = role
-    if call.weights:
-        layer = call.with_own_weights(layer, what.name if kind == "site" else what)
-    if kind == "layer":
-        return type(layer).forward(layer, *args, **kwargs)
     if "input" in kwargs:
         args = (kwargs.pop("input"),)
     return getattr(call, kind)(layer, what, *args, **kwargs)
@@ -113,8 +109,6 @@ class Call:
         self.neutral = neutral
         self.index: Tensor | None = None
         self.scale_shifts: dict[str, tuple[Tensor, Tensor]] = {}
-        # Domains with weights of their own run alone.
-        self.weights = domains[0].weights if places is None else None
         # What is stacked by domain needs no gathering where each has one sample, in order.
         self.gathers = places is not None and places != list(range(len(domains)))
 
@@ -127,15 +121,33 @@ class Call:
         finally:
             _CALL.reset(token)
 
-    def with_own_weights(self, layer: nn.Module, name: str) -> Any:
-        """The layer as the domain has it: a double with the domain's weights, or itself."""
-        if self.weights is None or name not in self.weights:
-            return layer
-        own = double(layer, self.weights[name].parameters_for(layer))
-        if isinstance(layer, nn.MultiheadAttention):  # it reads this child's weight, never calls it
-            inner = self.with_own_weights(layer.out_proj, f"{name}.out_proj")
-            own.__dict__["_modules"] = {**layer._modules, "out_proj": inner}
-        return own
+    def backbone(self, module: nn.Module) -> nn.Module:
+        """The backbone as the call's domain has it: itself, or a double with weights of its own.
+
+        The double shares all but those weights and lives as long as the call, so other threads and
+        the backbone see nothing of it. Norms and the head stay routed.
+        """
+        if self.places is not None or not self.domains[0].weights:
+            return module
+        return self._double(module, "", {})
+
+    def _double(self, module: nn.Module, name: str, seen: dict[nn.Module, nn.Module]) -> nn.Module:
+        if module not in seen:
+            weights, role = self.domains[0].weights, self.roles.get(module)
+            if role is not None and role[0] in ("norm", "head"):
+                seen[module] = module
+            else:
+                own = weights[name].parameters_for(module) if name in weights else {}
+                other = seen[module] = double(module, own)
+                prefix = name + "." if name else ""
+                other.__dict__["_modules"] = {
+                    key: child and self._double(child, prefix + key, seen)
+                    for key, child in module._modules.items()
+                }
+                patched = vars(module).get("forward")
+                if role is None and isinstance(patched, types.MethodType):
+                    other.forward = types.MethodType(patched.__func__, other)
+        return seen[module]
 
     def site(self, layer: Layer, site: Site, x: Tensor) -> Tensor:
         """A layer with adapters behind it: as the paper writes them, or folded for inference."""

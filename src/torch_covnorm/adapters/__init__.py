@@ -6,9 +6,11 @@ holds the two that change a layer's weights instead, `shared` the matrices of jo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import CovNormError, choices
 from ..ranks import rank_of
@@ -99,9 +101,23 @@ def build(
     return structure(A, B1, B2)
 
 
-def empty_weights(kind: str, layer: nn.Module) -> WeightAdapter:
-    """Weights of a domain's own for a layer, as its file holds them, to be filled."""
-    return MaskWeights(layer, packed=True) if kind == "mask" else OwnWeights(layer)
+def own_weights(
+    kind: str, layers: Mapping[str, nn.Module], packed: bool = False
+) -> dict[str, WeightAdapter]:
+    """Weights of a domain's own for these layers of the backbone; masks may come packed."""
+    tied: dict[nn.Parameter, nn.Parameter] = {}
+    weights: dict[str, WeightAdapter] = {}
+    for name, layer in layers.items():
+        if kind == "own":
+            weights[name] = OwnWeights(layer, tied)
+            continue
+        if is_parametrized(layer):
+            raise CovNormError(
+                f"layer {name!r}: its weight is parametrized, so there is none to mask: remove the "
+                "parametrization first"
+            )
+        weights[name] = MaskWeights(layer, packed)
+    return weights
 
 
 def _joint(
@@ -139,11 +155,11 @@ __all__ = [
     "WeightAdapter",
     "build",
     "double",
-    "empty_weights",
     "fold",
     "fresh_config",
     "frozen",
     "merged_weight",
+    "own_weights",
     "padded_share",
     "run_folded",
     "scale_shifts",

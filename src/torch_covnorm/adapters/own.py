@@ -39,10 +39,6 @@ class WeightAdapter(nn.Module):
         """The parameters with which the layer runs for this domain, by their names."""
         raise NotImplementedError
 
-    def bits(self) -> int:
-        """What the domain must ship for this layer."""
-        raise NotImplementedError
-
     def stored(self) -> dict[str, Tensor]:
         """The tensors of the file, by name."""
         return dict(self.state_dict())
@@ -53,16 +49,19 @@ class OwnWeights(WeightAdapter):
 
     kind = "own"
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(
+        self, layer: nn.Module, tied: dict[nn.Parameter, nn.Parameter] | None = None
+    ) -> None:
+        """`tied` remembers the copies: one that layers of the backbone share stays shared."""
         super().__init__()
+        tied = {} if tied is None else tied
         for name, p in layer.named_parameters(recurse=False):
-            self.register_parameter(name, nn.Parameter(p.detach().clone()))
+            if p not in tied:
+                tied[p] = nn.Parameter(p.detach().clone())
+            self.register_parameter(name, tied[p])
 
     def parameters_for(self, layer: nn.Module) -> dict[str, Tensor]:  # noqa: ARG002
         return dict(self.named_parameters())
-
-    def bits(self) -> int:
-        return 32 * sum(p.numel() for p in self.parameters())
 
 
 class MaskWeights(WeightAdapter):
@@ -109,7 +108,14 @@ class MaskWeights(WeightAdapter):
             self.packed = pack(self.mask())
             self.scores = None
 
+    def thaw_(self) -> None:
+        """Scores again, as far from the threshold as at their start: to train a packed mask on."""
+        if self.scores is None:
+            scores = self.mask().to(torch.float32) * MASK_START
+            self.scores, self.packed = nn.Parameter(scores), None
+
     def bits(self) -> int:
+        """What the domain must ship for this layer: 1 bit a weight."""
         return self.shape.numel()
 
     def stored(self) -> dict[str, Tensor]:
