@@ -70,6 +70,8 @@ def account(net: MultiDomainNetwork, names: str | Sequence[str]) -> Account:
             size["mask"] += -(-mask.bits() // 8)
         size["norm"] += _statistics(net.domain(name))
         size["bias"] += _centres(net.domain(name))
+        own = net.domain(name).own
+        size["own"] += 0 if own is None else sum(_size(b) for b in own.buffers())
     parameters["mask"] = -(-bits // 32)
     for basis in {net.domain(n).basis for n in names} - {None}:
         shared = net.basis(str(basis))

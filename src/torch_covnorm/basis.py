@@ -47,11 +47,15 @@ class Basis(nn.Module):
         self.x = x or {}
         self.y = y or {}
         self.settings = settings or {}
-        self.fingerprint = _fingerprint(self)
 
     def extra_repr(self) -> str:
         """What `print` shows of it."""
         return f"{self.name!r}, {self.kind}, {self.num_parameters():,} shared"
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the factors as they are now."""
+        return _fingerprint(self)
 
     def num_parameters(self) -> int:
         """The numbers of all W and C."""

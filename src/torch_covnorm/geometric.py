@@ -59,4 +59,7 @@ def full_maps(domain: Domain) -> dict[str, FullMap]:
         raise CovNormError(
             f"domain {domain.name!r}: {what}; start from one trained with method='ra'"
         )
+    for site, A in maps.items():
+        if not A.A.isfinite().all():
+            raise CovNormError(f"site {site!r}: A holds NaN or Inf: train the domain anew")
     return maps

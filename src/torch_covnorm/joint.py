@@ -6,8 +6,9 @@ further domain can join later with nothing else stored: merging is exact, recurs
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -29,13 +30,19 @@ Maps = dict[str, dict[str, JointMap]]  # by domain, by site
 
 @dataclass(frozen=True)
 class Joined:
-    """What `join_` did. Shares are of variance, in 0…1, as (of x, of y)."""
+    """What `join_` did.
+
+    captured: {domain: {site: (of x, of y)}}, the shares of its variance, in 0…1, that the basis
+        held when the domain came; a new basis, and one that then grew, holds more or as much.
+    grown: an existing basis was made anew from the moments of all.
+    retune: the domains whose M is new, or no longer the one that was tuned.
+    """
 
     basis: str
     ranks: dict[str, tuple[int, int]]
-    captured: dict[str, dict[str, tuple[float, float]]]  # by domain, by site
-    grown: bool = False  # an existing basis was replaced by a larger one
-    retune: tuple[str, ...] = field(default=())  # domains whose M is no longer what was tuned
+    captured: dict[str, dict[str, tuple[float, float]]]
+    grown: bool = False
+    retune: tuple[str, ...] = ()
 
 
 @torch.inference_mode(False)
@@ -68,14 +75,16 @@ def join_(
             grow: C and W anew from the moments of all. The M's of earlier domains then stand for
             what they stood for as well as the new basis can, and want tuning. None: never.
 
-    M trains afterwards, with the constant, the norms and the head; C and W are frozen. All is
-    computed first; on an error the network is as it was.
+    M trains afterwards, with the constant, the norms and the head; C and W are frozen. A domain
+    that leaves a basis (`absorb_`) stays in its moments. All is computed first; on an error the
+    network is as it was.
     """
     names = [names] if isinstance(names, str) else list(names)
     old: Basis | None = net.bases[basis] if check_name(basis) in net.bases else None
     settings = _settings(old, variance, count, names)
     _check_joinable(net, names, old)
     maps = {name: _maps(net.domain(name)) for name in names}
+    settings["ranks"] |= _given_ranks(ranks or {}, maps[names[0]])
     x, y = {}, {}
     for name in names:
         x[name] = _moments_of(moments, name, maps[name], settings["count"])
@@ -88,7 +97,7 @@ def join_(
     shares = [share for sites in captured.values() for pair in sites.values() for share in pair]
     renew = old is None or (grow is not None and min(shares) < grow)
     if renew:
-        factors = _factors(all_x, all_y, settings["variance"], ranks or {}, maps[names[0]])
+        factors = _factors(all_x, all_y, settings["variance"], settings["ranks"], maps[names[0]])
     if old is None:
         captured = {n: _captured(factors, x[n], y[n]) for n in names}
     new: Maps = {
@@ -108,7 +117,7 @@ def join_(
 @torch.no_grad()
 def join_svd_(
     net: MultiDomainNetwork,
-    names: Sequence[str],
+    names: Sequence[str] | str,
     rank: int | float = 0.25,
     basis: str = "joint-svd",
 ) -> Basis:
@@ -118,14 +127,17 @@ def join_svd_(
     """
     if check_name(basis) in net.bases:
         raise CovNormError(f"basis {basis!r} exists already: give another name as basis=")
-    names = list(names)
+    names = [names] if isinstance(names, str) else list(names)
     _check_joinable(net, names, None)
     maps = {name: full_maps(net.domain(name)) for name in names}
     factors: dict[str, SharedFactors] = {}
     new: Maps = {name: {} for name in names}
     for site, first in maps[names[0]].items():
         matrices = [maps[name][site].matrix().cpu() for name in names]
-        C, W = joint_svd(matrices, rank_of(rank, *matrices[0].shape))
+        d_out, d_in = matrices[0].shape
+        whole = isinstance(rank, int)  # the stack may have a higher rank than one A
+        r = rank_of(rank, d_out * len(names) if whole else d_out, d_in)
+        C, W = joint_svd(matrices, r)
         factors[site] = SharedFactors(W.to(first.bias), None, first.bias.new_zeros(W.shape[1]))
         for name, C_i in zip(names, C, strict=True):
             old = maps[name][site]
@@ -164,7 +176,7 @@ def _pooled(
     pooled = dict(before)
     for by_site in parts.values():
         for site, m in by_site.items():
-            pooled[site] = pooled[site].merge(m) if site in pooled else m
+            pooled[site] = pooled[site].merge(m) if site in pooled else m.weighted(m.n)
     return pooled
 
 
@@ -172,13 +184,10 @@ def _factors(
     x: Mapping[str, Moments],
     y: Mapping[str, Moments],
     t: float,
-    ranks: Mapping[str, tuple[int, int]],
+    ranks: Mapping[str, Sequence[int]],
     like: Mapping[str, LinearMap],
 ) -> dict[str, SharedFactors]:
     """W and C (eq. 7) of the global PCAs."""
-    unknown = set(ranks) - set(x)
-    if unknown:
-        raise CovNormError(f"ranks for {sorted(unknown)}: {choices(min(unknown), x)}")
     out = {}
     for site in x:
         of_x, of_y = PCA.of(x[site]), PCA.of(y[site])
@@ -237,7 +246,25 @@ def _adopt_(net: MultiDomainNetwork, maps: Maps, basis: str) -> None:
 
 
 def _maps(domain: Domain) -> dict[str, Any]:
-    return {site: a.A for site, a in domain.adapters.items() if a.A is not None}
+    maps = {site: a.A for site, a in domain.adapters.items() if a.A is not None}
+    for site, A in maps.items():
+        if not (A.matrix().isfinite().all() and A.offset.isfinite().all()):
+            raise CovNormError(
+                f"domain {domain.name!r}, site {site!r}: A holds NaN or Inf: train it anew"
+            )
+    return maps
+
+
+def _given_ranks(
+    ranks: Mapping[str, tuple[int, int]], sites: Mapping[str, LinearMap]
+) -> dict[str, list[int]]:
+    """Ranks that hold instead of the rule, now and when the basis grows; as plain JSON."""
+    for site, pair in ranks.items():
+        if site not in sites:
+            raise CovNormError(f"ranks for site {site!r}: {choices(site, sites)}")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise CovNormError(f"site {site!r}: ranks {pair!r}, give (kx, ky)")
+    return {site: list(pair) for site, pair in ranks.items()}
 
 
 def _settings(
@@ -247,8 +274,8 @@ def _settings(
     given = {"variance": variance, "count": count}
     if old is not None and old.kind != "covnorm":
         raise CovNormError(f"basis {old.name!r} is of joint SVD: give another name as basis=")
-    settings: dict[str, Any] = {"variance": 0.99, "count": "positions"}
-    settings |= old.settings if old else {}
+    settings: dict[str, Any] = {"variance": 0.99, "count": "positions", "ranks": {}}
+    settings |= copy.deepcopy(old.settings) if old else {}
     for key, value in given.items():
         if old is not None and value is not None and value != settings[key]:
             raise CovNormError(
@@ -297,6 +324,11 @@ def _moments_of(
             raise CovNormError(
                 f"domain {name!r}, site {site!r}: needs moments of {d} features, got {x!r}: "
                 "cn.collect them"
+            )
+        if count == "images" and x.images == 0:
+            raise CovNormError(
+                f"domain {name!r}, site {site!r}: its moments do not know their images: cn.collect "
+                "them, or count='positions'"
             )
         out[site] = x.weighted(x.images) if count == "images" else x
     return out

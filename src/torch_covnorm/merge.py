@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from .adapters import Adapter, fold, merged_weight
+from .adapters import Adapter, JointMap, fold, merged_weight
 from .domain import Domain
 from .errors import CovNormError
 from .routing import plain_copy
@@ -56,6 +56,8 @@ def _fold_into_(layer: Layer, site: Site, adapter: Adapter) -> None:
         raise CovNormError(f"site {site.name!r}: remove the parametrization of its weight first")
     before, device = copy.deepcopy(layer), layer.weight.device
     adapter, layer64 = copy.deepcopy(adapter).cpu().double(), copy.deepcopy(layer).cpu().double()
+    if isinstance(adapter.A, JointMap):  # what it shares is no part of its copy
+        adapter.A.share(copy.deepcopy(adapter.A.shared).cpu().double())
     folded = fold([adapter], site.d_in, site.d_out, layer64.weight)
     weight, bias = merged_weight(layer64, folded)
     if isinstance(layer, nn.Conv2d) and weight.shape[1] == layer.in_channels:

@@ -68,9 +68,9 @@ def closed_form(A: Tensor, W: Tensor, C: Tensor, Sigma: Tensor | None = None) ->
     C_inverse = C.T / C.square().sum(0)[:, None]
     W_inverse = W.T / W.square().sum(1)
     A = A.to(C)
-    if Sigma is not None:
+    if Sigma is not None and len(W) < W.shape[1]:
         kept, rest = W @ Sigma @ W.T, Sigma @ W.T - W_inverse @ (W @ Sigma @ W.T)
-        W_inverse = W_inverse + rest @ torch.linalg.pinv(kept, rtol=1e-10, hermitian=True)
+        W_inverse = W_inverse + rest @ torch.linalg.pinv(kept, rtol=1e-6, hermitian=True)
     return C_inverse @ A @ W_inverse
 
 

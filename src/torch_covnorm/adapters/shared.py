@@ -21,8 +21,8 @@ class SharedFactors(nn.Module):
         self.W: Tensor
         self.C: Tensor | None
         self.mu_x: Tensor
-        self.register_buffer("W", W)
-        self.register_buffer("C", C)
+        self.register_buffer("W", W.contiguous())  # as files hold them: the same bits out
+        self.register_buffer("C", None if C is None else C.contiguous())
         self.register_buffer("mu_x", mu_x)
 
     @property
