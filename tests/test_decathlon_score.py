@@ -318,5 +318,5 @@ def test_predictions_that_could_not_be_scored_are_not_written(
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CovNormError, match=r"p\.json: cannot be written"):
+    with pytest.raises(CovNormError, match=r"file/p\.json: "):
         write_predictions(tmp_path / "file" / "p.json", [1], [2])

@@ -87,7 +87,7 @@ def test_every_public_name_has_a_docstring():
             assert getattr(cn, name).__doc__
 
 
-@pytest.mark.parametrize("page", ["README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
 def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch):
     """Blocks run in order, in one namespace, in an empty folder."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)

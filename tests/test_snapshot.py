@@ -90,7 +90,7 @@ def test_keys_that_look_alike_are_kept_apart_or_refused(value, tmp_path):
 
 @pytest.mark.parametrize(
     "value",
-    [{1, 2}, 1j, object(), Path("a"), b"a", float("nan"), float("inf"), len, torch.float32],
+    [{1, 2}, 1j, object(), Path("a"), b"a", len, torch.float32],
     ids=repr,
 )
 def test_what_cannot_be_kept_is_refused_and_the_old_state_stays(value, tmp_path):

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from .covnorm import PRESETS
 from .errors import CovNormError, choices
 from .joint import Joined
 from .methods import METHODS
 from .network import MultiDomainNetwork
 from .progress import Report
 from .run import Run
-from .schedules import TRAININGS, Training
+from .schedules import TRAININGS, Training, plain
+from .seeds import random_numbers_kept, seed_all
+from .snapshot import Snapshot
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ def adapt(
         training: of the first stage, a `Training` or the name of one; single settings (epochs=,
             lr=, …) may be given as they are.
         tuning: of the stage behind the compression: changes to `training`, by default a third of
-            its rate and half of its epochs.
+            its rate and half of its epochs (with preset="paper" as `training`, with
+            "official-code" a tenth of the rate).
         augment, progress: as for `fit`.
         snapshot: a folder for this run alone: killed and called again, it goes on where it was, to
             the same bits on the CPU.
@@ -87,49 +92,59 @@ def adapt(
     folder = None if snapshot is None else Path(snapshot)
     runs = []
     for i, n in enumerate(names):
-        given = [v if isinstance(name, str) else _of(v, n, i) for v in (train, val, classes, start)]
+        all_given = ((train, True), (val, True), (classes, False), (start, False))
+        given = [v if isinstance(name, str) else _of(v, n, i, must) for v, must in all_given]
         part = folder if folder is None or isinstance(name, str) else folder / n
-        runs.append(
-            Run(
-                net,
-                n,
-                given[0],
-                given[1],
-                own,
-                first,
-                second,
-                given[2],
-                given[3],
-                augment,
-                progress,
-                part,
-                every,
-            )
-        )
-    known = set(net.domains)
-    try:
+        run = Run(net, n, given[0], given[1], own, first, second, given[2], given[3])
+        run.augment, run.progress, run.snapshot, run.every = augment, progress, part, every
+        _check_same_run(run, method, first)
+        runs.append(run)
+    with random_numbers_kept(next(net.backbone.parameters()).device), _undone_on_error(net, names):
+        seed_all(first.seed, "adapt")
         chosen.recipe(runs if chosen.joint else runs[0])
-    except BaseException:
-        for n in set(names) & set(net.domains) - known:
-            net.remove_domain(n)
-        raise
-    for run in runs:
-        run.note("final")
-    results = {
-        r.name: Adapted(
-            r.name,
-            method,
-            r.stages.get("final"),
-            net.num_parameters(r.name),
-            r.stages,
-            r.seconds,
-            r.ranks,
-            r.forgetting,
-            r.joined,
-        )
-        for r in runs
-    }
+        for run in runs:
+            run.note("final")
+    results = {run.name: _result(run, method) for run in runs}
     return results[names[0]] if isinstance(name, str) else results
+
+
+def _result(run: Run, method: str) -> Adapted:
+    return Adapted(
+        run.name,
+        method,
+        run.stages.get("final"),
+        run.net.num_parameters(run.name),
+        run.stages,
+        run.seconds,
+        run.ranks,
+        run.forgetting,
+        run.joined,
+    )
+
+
+@contextlib.contextmanager
+def _undone_on_error(net: MultiDomainNetwork, names: Sequence[str]) -> Iterator[None]:
+    """What fails or is interrupted inside leaves no new domain or basis, and each A as it was.
+
+    So the same call can be made again, and goes on from its snapshot.
+    """
+    known, bases = set(net.domains), dict(net.bases.items())
+    touched = [d for n, d in net.domains.items() if n in names or d.basis]
+    before = [(d, d.basis, [(a, a.A) for _, a in d.adapters.items()]) for d in touched]
+    try:
+        yield
+    except BaseException:
+        for name in set(net.domains) - known:
+            net.remove_domain(name)
+        for name in net.bases:
+            del net.bases[name]
+        for name, old in bases.items():
+            net.bases[name] = old
+        for domain, basis, maps in before:
+            domain.basis = basis
+            for adapter, A in maps:
+                adapter.A = A
+        raise
 
 
 def _settings(
@@ -145,6 +160,8 @@ def _settings(
         if key not in of_training and key not in chosen.options:
             known = [*chosen.options, *of_training]
             raise CovNormError(f"{key}= is no setting of method {method!r}: {choices(key, known)}")
+    if options.get("preset") not in (None, *PRESETS):
+        raise CovNormError(f"preset={options['preset']!r}: {choices(options['preset'], PRESETS)}")
     own = {**chosen.options, **{k: v for k, v in options.items() if k in chosen.options}}
     changes = {k: v for k, v in options.items() if k in of_training}
     preset = own.get("preset")
@@ -158,7 +175,7 @@ def _settings(
     else:
         first = TRAININGS["default"].changed(dict(chosen.training))
     first = first.changed(changes)
-    slower = 10 if preset == "official-code" else 3
+    slower = {None: 3, "paper": 1, "official-code": 10}[preset]
     head_lr = None if first.head_lr is None else first.head_lr / slower
     second = replace(first, lr=first.lr / slower, head_lr=head_lr)
     if preset is None:
@@ -170,12 +187,25 @@ def _settings(
     return own, first, second
 
 
-def _of(values: Any, name: str, place: int) -> Any:
+def _of(values: Any, name: str, place: int, needed: bool) -> Any:
     """One domain's part of what was given for several: by name, or in their order."""
     if values is None or isinstance(values, int):
         return values
     if isinstance(values, Mapping):
-        if name not in values:
+        if needed and name not in values:
             raise CovNormError(f"nothing for domain {name!r} in {sorted(values)}")
-        return values[name]
-    return list(values)[place] if isinstance(values, Iterable) else values
+        return values.get(name)
+    listed = [] if isinstance(values, str) else list(values)
+    if place >= len(listed):
+        raise CovNormError(f"domain {name!r}: {values!r} has nothing for it: give one a domain")
+    return listed[place]
+
+
+def _check_same_run(run: Run, method: str, training: Training) -> None:
+    """A snapshot's folder is for one run: the same method, start and settings."""
+    if run.snapshot is None:
+        return
+    settings = {"method": method, "domain": run.name, "start": run.start}
+    snapshot = Snapshot(run.snapshot / "run", settings | plain(run.options) | training.record())
+    if snapshot.load() is None:
+        snapshot.save({})

@@ -88,8 +88,8 @@ def normalize_(
         moments: of A's input at each site, from `collect`.
         variance: the threshold t of the rank rule, 0.99 in the paper; 1.0 keeps every direction.
         ranks: {site: (kx, ky)} instead of the rule.
-        M: "closed-form" (reproduces A at full ranks), "identity" (the two PCAs unaligned; with
-            tune="all" what the paper calls PCA+FTA) or "random".
+        M: "closed-form" (reproduces A at full ranks), "identity" (the two PCAs unaligned; absorbed
+            before it is tuned, it is what the paper calls PCA+FTA) or "random".
         tune: what trains afterwards: "M" (the paper's text) or "all" (its Algorithm 1: M, W, C).
             The bias mu_y, the domain's norms and its head train too.
         preset: "paper", or "official-code" for what the authors' program does.

@@ -13,7 +13,6 @@ from .geometric import svd_
 from .joint import join_, join_svd_
 from .lwf import OldAnswers, distillation, forgetting, fork_
 from .run import Run
-from .schedules import TRAININGS
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ def _lwf(run: Run) -> None:
     domain = fork_(run.net, run.name)
     strength, T = run.options["strength"], run.options["temperature"]
     if run.options["warm_up"]:
-        warm_up = replace(run.training, epochs=run.options["warm_up"], lr=run.options["warm_up_lr"])
+        epochs, lr = run.options["warm_up"], run.options["warm_up_lr"]
+        warm_up = replace(run.training, epochs=epochs, lr=lr, head_lr=None)
         assert domain.head is not None
         run.fit("warm-up", warm_up, list(domain.head.parameters()))
     with OldAnswers(run.net, run.name).watched() as old:
@@ -128,12 +128,13 @@ def _covnorm(run: Run) -> None:
 def _tune_as_published(run: Run) -> None:
     """The authors' program: M alone for five epochs, then W and C, norms and head too."""
     parts = [a.A.M for _, a in run.domain.adapters.items() if a.A is not None]
-    first = min(5, run.tuning.epochs)
-    run.fit("tune-M", replace(run.tuning, epochs=first, schedule="constant"), parts)
-    later = tuple(m - first for m in run.tuning.milestones if m > first)
-    rest = replace(run.tuning, epochs=run.tuning.epochs - first, lr=run.tuning.lr / 10)
-    schedule: dict[str, Any] = {"milestones": later, "schedule": "steps" if later else "constant"}
-    run.fit("tune", replace(rest, **schedule))
+    tuning, first = run.tuning, min(5, run.tuning.epochs)
+    run.fit("tune-M", replace(tuning, epochs=first, schedule=tuning.factor), parts)
+
+    def later(epoch: float) -> float:
+        return tuning.factor(first + epoch)
+
+    run.fit("tune", replace(tuning, epochs=tuning.epochs - first, schedule=later))
 
 
 # ── several domains ──────────────────────────────────────────────────────────────────────────
@@ -152,7 +153,7 @@ def _joint_svd(runs: Sequence[Run]) -> None:
 
 
 def _covnorm_joint(runs: Sequence[Run]) -> None:
-    """Domains that share the basis already are tuned again where it grows for the new ones."""
+    """Domains that share the basis already are tuned again where it grows, or none is new."""
     net, options = runs[0].net, runs[0].options
     new = [r for r in runs if r.name not in net.domains or r.domain.basis != options["basis"]]
     for run in new:
@@ -160,18 +161,20 @@ def _covnorm_joint(runs: Sequence[Run]) -> None:
     moments = {run.name: run.collect() for run in new}
     names = ("variance", "ranks", "M", "count", "basis")
     given = {k: options[k] for k in names if options[k] is not None}
-    with runs[0].timed("normalise"):
-        done = join_(net, list(moments), moments, grow=options["grow"], **given)
+    done = None
+    if new:
+        with runs[0].timed("normalise"):
+            done = join_(net, list(moments), moments, grow=options["grow"], **given)
     for run in runs:
-        run.joined, run.ranks = done, dict(done.ranks)
+        run.joined, run.ranks = done, dict(net.basis(options["basis"]).ranks)
         run.note("normalise")
-        if run.name in done.retune:
+        if done is None or run.name in done.retune:
             run.fit("tune", run.tuning)
 
 
 _RANK = {"rank": 0.25}  # 2 r d = half of A, the paper's 5 % against RA's 10 %
 _GENTLE = {"lr": 3e-4, "head_lr": 3e-3}  # for weights that were trained already
-_COVNORM = {"variance": None, "ranks": None, "M": None, "adapter": "residual"}
+_BY_VARIANCE = {"variance": None, "ranks": None, "adapter": "residual"}
 
 METHODS: dict[str, Method] = {
     "fnft": Method("fine-tune a copy of everything", _fnft, training=_GENTLE),
@@ -188,16 +191,16 @@ METHODS: dict[str, Method] = {
     "svd": Method("A cut to rank r, not tuned", _svd, {**_RANK, "adapter": "residual"}),
     "svd-fta": Method("A cut to rank r, then tuned", _svd_fta, {**_RANK, "adapter": "residual"}),
     "fta": Method("C·W of rank r from scratch", _fta, _RANK),
-    "pca-fta": Method("CovNorm's C and W without M, then tuned", _pca_fta, _COVNORM),
+    "pca-fta": Method("CovNorm's C and W without M, then tuned", _pca_fta, _BY_VARIANCE),
     "piggyback": Method(
         "a binary mask on the frozen weights (Mallya 2018)",
         _piggyback,
-        training=vars(TRAININGS["piggyback"]),
+        training={"lr": 3e-4, "head_lr": 3e-3, "optimizer": "adam", "weight_decay": 0.0},
     ),
     "covnorm": Method(
         "A ≈ C·M·W by its data's PCAs, M tuned and absorbed",
         _covnorm,
-        {**_COVNORM, "tune": None, "preset": None},
+        {**_BY_VARIANCE, "M": None, "tune": None, "preset": None},
     ),
     "joint-svd": Method(
         "the A's of several domains share W (Rebuffi 2018)",
@@ -208,7 +211,7 @@ METHODS: dict[str, Method] = {
     "covnorm-joint": Method(
         "several domains share C and W, each has its M",
         _covnorm_joint,
-        {**_COVNORM, "basis": "joint", "count": None, "grow": 0.95},
+        {**_BY_VARIANCE, "M": None, "basis": "joint", "count": None, "grow": 0.95},
         joint=True,
     ),
 }

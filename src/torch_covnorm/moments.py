@@ -2,8 +2,7 @@
 
 The paper's PCA of x is the triplet (P, E, mu) with ``Sigma = P E P^T`` (eq. 1). Everything that
 CovNorm needs of the data is here: moments of any part of the data merge exactly into those of
-the whole (eq. 10), so collection can be split over
-batches, processes and domains.
+the whole (eq. 10), so collection can be split over batches, processes and domains.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ GOLDEN = 0.6180339887498949
 class Moments:
     """n, mean and scatter ``S = sum (x - mean)(x - mean)^T`` of d-dimensional features.
 
-    State is float64 whatever the features are, and of constant size: d + d^2 + 1 numbers.
+    State is float64 whatever the features are, and of constant size: d + d^2 + 2 numbers.
     The products of large blocks are in the features' own dtype (float16 and bfloat16: float32)
     around each block's own mean, so float64 features give float64-exact moments, and a mean far
     larger than the spread does no harm in float32.

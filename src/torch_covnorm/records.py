@@ -26,6 +26,7 @@ from .version import __version__
 
 VERSION = 1
 TENSORS = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
+TEMPORARY = re.compile(r"\.(tensors-[0-9a-f]{16}\.safetensors|\w+\.json)\.[0-9a-f]{16}")
 
 
 def write(file: Path, format_: str, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -45,9 +46,10 @@ def write(file: Path, format_: str, record: dict[str, Any], tensors: dict[str, T
         folder.mkdir(parents=True, exist_ok=True)
     for path, data in ((folder / record["tensors"]["file"], blob), (file, text)):
         with blame(path):
-            _write(path, data)
-    for old in folder.iterdir():  # of earlier writes, a failed one among them
-        if TENSORS.fullmatch(old.name) and old.name != record["tensors"]["file"]:
+            write_file(path, data)
+    for old in folder.iterdir():  # of earlier writes, killed ones among them
+        left = TENSORS.fullmatch(old.name) or TEMPORARY.fullmatch(old.name)
+        if left and old.name != record["tensors"]["file"]:
             old.unlink(missing_ok=True)
 
 
@@ -122,7 +124,7 @@ def _sealed(record: dict[str, Any]) -> bytes:
     return text
 
 
-def _write(file: Path, data: bytes) -> None:
+def write_file(file: Path, data: bytes) -> None:
     """All of the file or nothing: a temporary neighbour, fsync, rename, fsync of the folder."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)

@@ -1,4 +1,7 @@
-"""One domain on its way through a method: what the recipes of `methods` are made of."""
+"""One domain on its way through a method: what the recipes of `methods` are made of.
+
+A run seeds the random numbers stage by stage; `adapt` keeps the caller's.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from .moments import Moments
 from .network import MultiDomainNetwork
 from .progress import Report
 from .schedules import Training
-from .seeds import random_numbers_kept, seed_all
+from .seeds import seed_all
 from .snapshot import load_moments, save_moments
 from .training import Penalty, evaluate, fit
 
@@ -62,9 +65,8 @@ class Run:
             self._check_kind(adapter, rank)
             return
         classes = count_classes(self.train) if self.classes is None else self.classes
-        with random_numbers_kept():
-            seed_all(self.training.seed, "add")
-            self.net.add_domain(self.name, classes, adapter, rank)
+        seed_all(self.training.seed, "add")
+        self.net.add_domain(self.name, classes, adapter, rank)
 
     def add_trained(self) -> None:
         """The domain with a trained full A at every site: `start`'s, its own, or trained now."""
@@ -72,7 +74,7 @@ class Run:
             if self.name in self.net.domains:
                 raise CovNormError(f"domain {self.name!r} exists already: leave out start=")
             self.net.copy_domain(self.start, self.name)
-        elif self.name not in self.net.domains or not trained(self.domain, self.net):
+        elif self._must_train():
             self.add(self.options.get("adapter", "residual"))
             self.fit("train", self.training)
         maps = [a.A for _, a in self.domain.adapters.items() if a.A is not None]
@@ -116,9 +118,7 @@ class Run:
         with self.timed("moments"):
             moments = None if folder is None else load_moments(folder, settings)
             if moments is None:
-                with random_numbers_kept():
-                    seed_all(self.training.seed, "moments")
-                    moments = collect(self.net, self.name, self.train)
+                moments = collect(self.net, self.name, self.train)
                 if folder is not None:
                     save_moments(folder, settings, moments)
         return moments
@@ -130,10 +130,17 @@ class Run:
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """The seconds of what is done inside."""
+        """The seconds of what is done inside; its random numbers are its own."""
+        seed_all(self.training.seed, stage)
         start = time.perf_counter()
         yield
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+    def _must_train(self) -> bool:
+        """Whether A is still to be trained, or was interrupted while it was."""
+        if self.name not in self.net.domains or not trained(self.domain, self.net):
+            return True
+        return self.snapshot is not None and (self.snapshot / "train").exists()
 
     def _check_kind(self, adapter: str, rank: int | float | None) -> None:
         fresh = self.net.fresh_adapters(adapter, rank)

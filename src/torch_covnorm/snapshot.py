@@ -5,6 +5,7 @@ Tensors go to safetensors and all else to JSON, whole or not at all; nothing is 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -72,12 +73,20 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 @torch.no_grad()
 def restore_(module: nn.Module, saved: dict[str, Tensor]) -> None:
     """Put the tensors of `tensors_of` back, bit for bit."""
+    check_fits(module, saved)
     own = tensors_of(module)
-    if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in saved.items()}:
-        differ = sorted(set(own) ^ set(saved)) or ["of another shape"]
-        raise CovNormError(f"the snapshot is of another domain: {', '.join(differ[:4])}")
     for name, tensor in saved.items():
         own[name].copy_(tensor)
+
+
+def check_fits(module: nn.Module, saved: dict[str, Tensor]) -> None:
+    """Refuse tensors of another module."""
+    shapes = [{n: (t.shape, t.dtype) for n, t in s.items()} for s in (tensors_of(module), saved)]
+    if shapes[0] != shapes[1]:
+        differ = sorted(
+            n for n in {**shapes[0], **shapes[1]} if shapes[0].get(n) != shapes[1].get(n)
+        )
+        raise CovNormError(f"the snapshot is of another domain ({', '.join(differ[:4])} …)")
 
 
 def save_moments(
@@ -102,8 +111,11 @@ def load_moments(
 
 def _encode(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     if isinstance(value, Tensor):
-        tensors[path] = value.detach().cpu().contiguous().clone()
-        return {"tensor": path}
+        key = f"{len(tensors):06}"
+        tensors[key] = value.detach().cpu().contiguous().clone()
+        return {"tensor": key}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
     if isinstance(value, dict):
         pairs = [[k, _encode(v, tensors, f"{path}/{k}")] for k, v in value.items()]
         return {"dict": pairs}
@@ -121,6 +133,8 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
     ((kind, content),) = value.items()
     if kind == "tensor":
         return tensors[content]
+    if kind == "float":
+        return float(content)
     if kind == "dict":
         return {k: _decode(v, tensors) for k, v in content}
     items = [_decode(v, tensors) for v in content]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from .errors import CovNormError, choices
 from .network import MultiDomainNetwork
 from .progress import Progress, Report, showing
+from .records import blame
 from .schedules import TRAININGS, Plateau, Training
 from .seeds import random_numbers_kept, seed_all
-from .snapshot import Snapshot, restore_, tensors_of
+from .snapshot import Snapshot, check_fits, restore_, tensors_of
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 Penalty = Callable[[Tensor], Tensor]
@@ -112,13 +113,14 @@ def fit(
     settings = _training(training).changed(changes)
     loop = _Loop(net, name, settings, parameters, criterion, penalty, augment)
     saved = None
-    if snapshot is not None:
-        record = {"domain": name, "stage": stage, **settings.record()}
-        saved = Snapshot(snapshot, record, every)
-        state = saved.load()
-        if state is not None:
-            loop.load_state_dict(state)
     try:
+        if snapshot is not None:
+            whose = {"backbone": net.fingerprint, "domain": name, "stage": stage}
+            record = whose | settings.record()
+            saved = Snapshot(snapshot, record, every)
+            if (state := saved.load()) is not None:
+                with blame(saved.file):
+                    loop.load_state_dict(state)
         with random_numbers_kept(loop.device), showing(progress) as report:
             while loop.epoch < settings.epochs and not loop.stopped:
                 loop.run_epoch(train, saved, lambda p: report(_of_stage(p, stage)))
@@ -155,8 +157,6 @@ class _Loop:
             raise CovNormError(f"domain {name!r} has nothing to train")
         kept = {id(p) for p in chosen}
         self.frozen = [p for p in trainable if id(p) not in kept]
-        for p in self.frozen:
-            p.requires_grad_(False)
         self.parameters = chosen
         head = {id(p) for p in self.domain.head.parameters()} if self.domain.head else set()
         self.optimizer = settings.make_optimizer(
@@ -171,6 +171,9 @@ class _Loop:
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         self.best_state: dict[str, Tensor] | None = None
+        self.generators: list[Tensor] | None = None  # of the loader, as the epoch began
+        for p in self.frozen:
+            p.requires_grad_(False)
 
     def close(self) -> None:
         """Leave the domain as users expect it: ready to be used or trained on."""
@@ -189,9 +192,14 @@ class _Loop:
     def run_epoch(self, train: Iterable[Any], saved: Snapshot | None, report: Report) -> None:
         """From where it stands to the end of the epoch."""
         self.net.train()
-        steps = len(train) if isinstance(train, Sized) else None
+        steps = _length(train)
         start, images, skip, step = time.perf_counter(), 0, self.step, 0
         seed_all(self.settings.seed, self.epoch, "epoch")
+        own = _generators(train)
+        if self.generators is None or len(self.generators) != len(own):
+            self.generators = [g.get_state() for g in own]
+        for generator, state in zip(own, self.generators, strict=True):
+            generator.set_state(state)
         batches = iter(train)
         while True:
             seed_all(self.settings.seed, self.epoch, step)
@@ -218,6 +226,7 @@ class _Loop:
                 "the loader must be one that can be iterated again, such as a DataLoader or a list"
             )
         self.seconds += time.perf_counter() - start
+        self.generators = [g.get_state() for g in own]
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
         """One step of the optimiser."""
@@ -257,7 +266,8 @@ class _Loop:
             seed_all(self.settings.seed, self.epoch, "validate")
             found = evaluate(self.net, self.name, val, self.criterion)
             row |= {"val_loss": found.loss, "accuracy": found.accuracy}
-            if self.best is None or _merit(row) > _merit(self.best):
+            finite = math.isfinite(found.loss)
+            if finite and (self.best is None or _merit(row) > _merit(self.best)):
                 self.best = row
                 self.best_state = {k: t.clone() for k, t in tensors_of(self.domain).items()}
         if self.settings.schedule == "plateau":
@@ -278,16 +288,17 @@ class _Loop:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        check_fits(self.domain, state["domain"])
+        self.optimizer.load_state_dict(state["optimizer"])
         restore_(self.domain, state["domain"])
         self.best_state = state["best_state"]
-        self.optimizer.load_state_dict(state["optimizer"])
         self.plateau.load_state_dict(state["plateau"])
         self.scaler.load_state_dict(state["scaler"])
         for key in _COUNTERS:
             setattr(self, key, state[key])
 
 
-_COUNTERS = ("epoch", "step", "images", "total", "seconds", "history", "best")
+_COUNTERS = ("epoch", "step", "images", "total", "seconds", "history", "best", "generators")
 
 
 def _merit(row: dict[str, Any]) -> tuple[float, float]:
@@ -305,6 +316,22 @@ def _training(training: Training | str | None) -> Training:
 
 def _of_stage(p: Progress, stage: str) -> Progress:
     return Progress(**{**vars(p), "stage": stage})
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    """How many batches an epoch has, where the loader knows."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _generators(loader: object) -> list[torch.Generator]:
+    """Generators of a DataLoader's own, which seeding does not reach."""
+    holders = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    holders.append(getattr(holders[2], "sampler", None))
+    found = [getattr(h, "generator", None) for h in holders]
+    return list(dict.fromkeys(g for g in found if isinstance(g, torch.Generator)))
 
 
 def _device(net: MultiDomainNetwork) -> torch.device:

@@ -47,6 +47,15 @@ class Child:
         return word
 
 
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_the_workers():
+    """Sums over more threads round otherwise: the same bits need the same number."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def server():
     with pytest.MonkeyPatch.context() as patch:

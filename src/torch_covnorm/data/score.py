@@ -6,12 +6,10 @@ the baseline itself gets 250 points a domain, a perfect classifier 1000.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import operator
 import os
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CovNormError, choices
+from ..records import blame, write_file
 
 # Test accuracy in percent of a network fine-tuned for each domain (Rebuffi et al. 2017).
 BASELINES = {
@@ -205,16 +204,10 @@ def read_json(file: Path) -> Any:
 
 
 def write_json(file: Path, data: object) -> None:
-    """All of the file or nothing: a temporary neighbour, then a rename."""
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    try:
+    """All of the file or nothing."""
+    with blame(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(data, allow_nan=False), encoding="utf-8")
-        temporary.replace(file)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise CovNormError(f"{file}: cannot be written ({error.strerror or error})") from error
+        write_file(file, json.dumps(data, allow_nan=False).encode())
 
 
 def _entries(file: Path, data: Any, word: str) -> list[dict[str, Any]]:
