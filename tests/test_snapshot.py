@@ -11,7 +11,7 @@ from small_digits import backbone, batches, digits, network, noisy, regression, 
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_covnorm as cn
-from torch_covnorm import CovNormError, training
+from torch_covnorm import CovNormError, loop
 from torch_covnorm.moments import Moments
 from torch_covnorm.snapshot import RECORD, Snapshot, load_moments, restore_, save_moments
 
@@ -301,7 +301,7 @@ def test_a_resume_that_forgets_a_part_differs(forgotten, tmp_path, monkeypatch):
     assert done.best < 2, "the best epoch must lie before the interruption"
     with pytest.raises(Interrupted):
         run(tmp_path, 9, **case)
-    right = training._Loop.load_state_dict
+    right = loop.Loop.load_state_dict
 
     def forget(self, saved):
         fresh = {
@@ -313,7 +313,7 @@ def test_a_resume_that_forgets_a_part_differs(forgotten, tmp_path, monkeypatch):
         fresh["domain"] = {k: t.clone() for k, t in self.state_dict()["domain"].items()}
         right(self, saved | {forgotten: fresh[forgotten]})
 
-    monkeypatch.setattr(training._Loop, "load_state_dict", forget)
+    monkeypatch.setattr(loop.Loop, "load_state_dict", forget)
     net, again, _ = run(tmp_path, **case)
     assert not same(state(net), state(whole)) or facts(again) != facts(done)
 

@@ -8,6 +8,7 @@ from .covnorm import PRESETS, absorb_, collect, normalize_
 from .data.score import decathlon_score
 from .domain import Domain
 from .errors import CovNormError, CovNormWarning
+from .evaluation import Evaluation, evaluate
 from .geometric import svd_
 from .joint import Joined, join_, join_svd_
 from .lwf import forgetting
@@ -17,7 +18,7 @@ from .network import MultiDomainNetwork
 from .progress import Progress
 from .schedules import TRAININGS, Training
 from .sites import Site
-from .training import Evaluation, Fit, evaluate, fit
+from .training import Fit, fit
 from .version import __version__
 
 __all__ = [

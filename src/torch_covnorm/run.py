@@ -19,14 +19,16 @@ from .adapters import ConvAdapter, FullMap
 from .covnorm import collect
 from .domain import Domain
 from .errors import CovNormError
+from .evaluation import evaluate
 from .joint import Joined
+from .loop import Penalty
 from .moments import Moments
 from .network import MultiDomainNetwork
 from .progress import Report
 from .schedules import Training
 from .seeds import seed_all
 from .snapshot import load_moments, save_moments
-from .training import Penalty, evaluate, fit
+from .training import fit
 
 
 @dataclass
