@@ -29,14 +29,14 @@ class Method:
 # ── one domain ───────────────────────────────────────────────────────────────────────────────
 
 
-def _fnft(run: Run) -> None:
-    run.add("own")
-    run.fit("train", run.training)
+def _train(adapter: str) -> Callable[[Run], None]:
+    """The recipe of every system that trains adapters of one kind and leaves it at that."""
 
+    def recipe(run: Run) -> None:
+        run.add(adapter)
+        run.fit("train", run.training)
 
-def _bn(run: Run) -> None:
-    run.add("batchnorm")
-    run.fit("train", run.training)
+    return recipe
 
 
 def _lwf(run: Run) -> None:
@@ -55,22 +55,8 @@ def _lwf(run: Run) -> None:
             return strength * distillation(old.now(), old.before(images), T)
 
         run.fit("train", run.training, penalty=keep)
-    run.forgetting = forgetting(run.net, run.name, run.val or run.train, run.options["source"])
-
-
-def _ra(run: Run) -> None:
-    run.add("residual")
-    run.fit("train", run.training)
-
-
-def _parallel(run: Run) -> None:
-    run.add("parallel")
-    run.fit("train", run.training)
-
-
-def _dan(run: Run) -> None:
-    run.add("conv")
-    run.fit("train", run.training)
+    images = run.train if run.val is None else run.val
+    run.forgetting = forgetting(run.net, run.name, images, run.options["source"])
 
 
 def _piggyback(run: Run) -> None:
@@ -177,17 +163,17 @@ _GENTLE = {"lr": 3e-4, "head_lr": 3e-3}  # for weights that were trained already
 _BY_VARIANCE = {"variance": None, "ranks": None, "adapter": "residual"}
 
 METHODS: dict[str, Method] = {
-    "fnft": Method("fine-tune a copy of everything", _fnft, training=_GENTLE),
-    "bn": Method("BatchNorm affine and statistics alone (Bilen 2017)", _bn),
+    "fnft": Method("fine-tune a copy of everything", _train("own"), training=_GENTLE),
+    "bn": Method("BatchNorm affine and statistics alone (Bilen 2017)", _train("batchnorm")),
     "lwf": Method(
         "fine-tune everything, keep the old head's answers (Li 2017)",
         _lwf,
         {"strength": 1.0, "temperature": 2.0, "warm_up": 1, "warm_up_lr": 3e-3, "source": None},
         _GENTLE,
     ),
-    "ra": Method("residual adapters in series (Rebuffi 2017)", _ra),
-    "parallel": Method("residual adapters beside the layer (Rebuffi 2018)", _parallel),
-    "dan": Method("1×1 combinations of the old filters (Rosenfeld)", _dan),
+    "ra": Method("residual adapters in series (Rebuffi 2017)", _train("residual")),
+    "parallel": Method("residual adapters beside the layer (Rebuffi 2018)", _train("parallel")),
+    "dan": Method("1×1 combinations of the old filters (Rosenfeld)", _train("conv")),
     "svd": Method("A cut to rank r, not tuned", _svd, {**_RANK, "adapter": "residual"}),
     "svd-fta": Method("A cut to rank r, then tuned", _svd_fta, {**_RANK, "adapter": "residual"}),
     "fta": Method("C·W of rank r from scratch", _fta, _RANK),
