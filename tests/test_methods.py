@@ -140,3 +140,25 @@ def test_every_method_learns_two_real_domains_at_its_published_size(name, method
     wrong = cn.evaluate(net, results["digits"].domain, loaders(name, "fashion")[1]).accuracy
     assert wrong < CHANCE + 20, "a control: the other domain's adapters do not know this one"
     assert zoo.backbone_bits(net) == before, "the backbone keeps every bit"
+
+
+def test_moments_are_of_the_images_that_statistics_names():
+    """A loader that augments by itself would blur them; `augment=` never does."""
+    net = cn.MultiDomainNetwork(narrow_vgg16())
+    train, val = loaders("vgg16 layout", "digits")
+    blurred = [(nn.functional.avg_pool2d(x, 9, 1, 4), y) for x, y in train]
+    cn.adapt(net, "ra", train, val, method="ra", epochs=1)
+    ranks = {}
+    for name, settings in {
+        "plain": {"train": train},
+        "named": {"train": blurred, "statistics": train},
+        "own augmentation": {"train": train, "augment": lambda x: 0 * x},
+        "control": {"train": blurred},
+    }.items():
+        domain = name.replace(" ", "-")
+        found = cn.adapt(
+            net, domain, val=val, start="ra", variance=0.9, tuning={"epochs": 0}, **settings
+        )
+        ranks[name] = found.ranks
+    assert ranks["named"] == ranks["plain"] == ranks["own augmentation"]
+    assert ranks["control"] != ranks["plain"]

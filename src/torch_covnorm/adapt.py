@@ -52,6 +52,7 @@ def adapt(
     *,
     classes: Any = None,
     start: Any = None,
+    statistics: Any = None,
     training: Training | str | None = None,
     tuning: Training | Mapping[str, Any] | None = None,
     augment: Callable[[Tensor], Tensor] | None = None,
@@ -69,6 +70,8 @@ def adapt(
         classes: names, or how many; else the labels that the loader shows.
         start: another domain, trained by "ra", "parallel" or "dan", whose A to start from: it is
             copied, so that it is trained once and shared by methods.
+        statistics: a loader of the training images un-augmented, for the moments, where `train`
+            yields augmented ones. (What `augment=` does is not in the moments.)
         training: of the first stage, a `Training` or the name of one; single settings (epochs=,
             lr=, …) may be given as they are.
         tuning: of the stage behind the compression: changes to `training`, by default a third of
@@ -80,7 +83,8 @@ def adapt(
         options: settings of the method, such as variance=, rank=, preset=; see `METHODS`.
 
     "joint-svd" and "covnorm-joint" take a list of names, with loaders, classes and starts by name
-    or in the same order, and return {name: Adapted}; one name joins an existing basis.
+    or in the same order, and return {name: Adapted}; with "covnorm-joint" one name joins an
+    existing basis.
     """
     if method not in METHODS:
         raise CovNormError(f"method={method!r}: {choices(method, METHODS)}")
@@ -92,10 +96,12 @@ def adapt(
     folder = None if snapshot is None else Path(snapshot)
     runs = []
     for i, n in enumerate(names):
-        all_given = ((train, True), (val, True), (classes, False), (start, False))
-        given = [v if isinstance(name, str) else _of(v, n, i, must) for v, must in all_given]
+        loaders, others = (train, val), (classes, start, statistics)
+        if not isinstance(name, str):
+            loaders = tuple(_of(v, n, i, needed=True) for v in loaders)
+            others = tuple(_of(v, n, i, needed=False) for v in others)
         part = folder if folder is None or isinstance(name, str) else folder / n
-        run = Run(net, n, given[0], given[1], own, first, second, given[2], given[3])
+        run = Run(net, n, *loaders, own, first, second, *others)
         run.augment, run.progress, run.snapshot, run.every = augment, progress, part, every
         _check_same_run(run, method, first)
         runs.append(run)

@@ -44,6 +44,7 @@ class Run:
     tuning: Training
     classes: Sequence[str] | int | None = None
     start: str | None = None
+    statistics: Iterable[Any] | None = None
     augment: Callable[[Tensor], Tensor] | None = None
     progress: bool | Report | None = None
     snapshot: Path | None = None
@@ -120,7 +121,8 @@ class Run:
         with self.timed("moments"):
             moments = None if folder is None else load_moments(folder, settings)
             if moments is None:
-                moments = collect(self.net, self.name, self.train)
+                images = self.train if self.statistics is None else self.statistics
+                moments = collect(self.net, self.name, images)
                 if folder is not None:
                     save_moments(folder, settings, moments)
         return moments
