@@ -143,8 +143,8 @@ class Bench:
         return name
 
 
-def cells(bench: Bench) -> None:
-    for method in cn.METHODS:
+def cells(bench: Bench, methods: list[str]) -> None:
+    for method in methods:
         variants: list[dict[str, Any]] = [{}]
         if "variance" in cn.METHODS[method].options:
             variants = [{"variance": t} for t in VARIANCES]
@@ -180,12 +180,13 @@ def table(lines: Lines, backbone: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backbone", choices=sorted(PIXELS), default="efficientnet-lite0")
+    parser.add_argument("--only", default=",".join(cn.METHODS), help="methods, by commas")
     parser.add_argument("--fresh", action="store_true")
     parser.add_argument("--table", action="store_true", help="print what there is, run nothing")
     options = parser.parse_args()
     lines = Lines("methods", options.fresh)
     if not options.table:
-        cells(Bench(options.backbone, lines))
+        cells(Bench(options.backbone, lines), options.only.split(","))
     print(table(lines, options.backbone))
 
 
