@@ -251,7 +251,7 @@ def test_validation_data_never_train():
 
     class Val(list):
         def __iter__(self):
-            seen.append(net.training)
+            seen.append(net.domain("digits").training)
             return super().__iter__()
 
     leaf, one = x.clone().requires_grad_(True), {"epochs": 2, "progress": False}

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
+from .adapters import KINDS
 from .covnorm import PRESETS
+from .domain import check_name
 from .errors import CovNormError, choices
-from .joint import Joined
+from .joint import Joined, join_settings
 from .methods import METHODS
 from .network import MultiDomainNetwork
+from .normalize import MiniAdaptation
 from .progress import Report
+from .ranks import check_threshold, rank_of
 from .run import Run
 from .schedules import TRAININGS, Training, plain
 from .seeds import random_numbers_kept, seed_all
-from .snapshot import Snapshot
+from .snapshot import Snapshot, digest, tensors_of
 
 
 @dataclass(frozen=True)
@@ -89,10 +94,11 @@ def adapt(
     if method not in METHODS:
         raise CovNormError(f"method={method!r}: {choices(method, METHODS)}")
     chosen = METHODS[method]
-    names = [name] if isinstance(name, str) else list(name)
+    names = [check_name(n) for n in ([name] if isinstance(name, str) else name)]
     if not names or (len(names) > 1 and not chosen.joint):
         raise CovNormError(f"method={method!r} takes one domain, not {names!r}")
     own, first, second = _settings(method, training, tuning, options)
+    _check_options(net, names, own)
     folder = None if snapshot is None else Path(snapshot)
     runs = []
     for i, n in enumerate(names):
@@ -101,8 +107,7 @@ def adapt(
             loaders = tuple(_of(v, n, i, needed=True) for v in loaders)
             others = tuple(_of(v, n, i, needed=False) for v in others)
         part = folder if folder is None or isinstance(name, str) else folder / n
-        run = Run(net, n, *loaders, own, first, second, *others)
-        run.augment, run.progress, run.snapshot, run.every = augment, progress, part, every
+        run = Run(net, n, *loaders, own, first, second, *others, augment, progress, part, every)
         _check_same_run(run, method, first)
         runs.append(run)
     with random_numbers_kept(next(net.backbone.parameters()).device), _undone_on_error(net, names):
@@ -130,13 +135,14 @@ def _result(run: Run, method: str) -> Adapted:
 
 @contextlib.contextmanager
 def _undone_on_error(net: MultiDomainNetwork, names: Sequence[str]) -> Iterator[None]:
-    """What fails or is interrupted inside leaves no new domain or basis, and each A as it was.
+    """What fails or is interrupted inside leaves the domains and bases as they were.
 
     So the same call can be made again, and goes on from its snapshot.
     """
     known, bases = set(net.domains), dict(net.bases.items())
-    touched = [d for n, d in net.domains.items() if n in names or d.basis]
-    before = [(d, d.basis, [(a, a.A) for _, a in d.adapters.items()]) for d in touched]
+    copies = {n: copy.deepcopy(d) for n, d in net.domains.items() if n in names}
+    members = [d for n, d in net.domains.items() if d.basis and n not in names]
+    maps = [(a, a.A) for d in members for _, a in d.adapters.items()]
     try:
         yield
     except BaseException:
@@ -144,13 +150,37 @@ def _undone_on_error(net: MultiDomainNetwork, names: Sequence[str]) -> Iterator[
             net.remove_domain(name)
         for name in net.bases:
             del net.bases[name]
-        for name, old in bases.items():
-            net.bases[name] = old
-        for domain, basis, maps in before:
-            domain.basis = basis
-            for adapter, A in maps:
-                adapter.A = A
+        for name, basis in bases.items():
+            net.bases[name] = basis
+        for name, domain in copies.items():
+            net.domains[name] = domain
+        for adapter, A in maps:
+            adapter.A = A
         raise
+
+
+def _check_options(net: MultiDomainNetwork, names: Sequence[str], own: dict[str, Any]) -> None:
+    """Refuse now what would fail behind the training."""
+    words = {
+        "M": (None, "none", *get_args(MiniAdaptation)),
+        "tune": (None, "M", "all"),
+        "count": (None, "positions", "images"),
+        "adapter": tuple(k for k in KINDS if k != "batchnorm"),
+        "preset": (None, *PRESETS),
+    }
+    for key, value in own.items():
+        if key in words and value not in words[key]:
+            options = [w for w in words[key] if w is not None]
+            raise CovNormError(f"{key}={value!r}: {choices(value, options)}")
+    if own.get("variance") is not None:
+        check_threshold(own["variance"])
+    if "rank" in own:
+        rank_of(own["rank"], 8, 8)
+    basis = own.get("basis", "") or ("joint-svd" if "basis" in own else "")
+    if basis and basis in net.bases:
+        if "rank" in own:
+            raise CovNormError(f"basis {basis!r} exists already: give another name as basis=")
+        join_settings(net.basis(basis), own["variance"], own["count"], names)
 
 
 def _settings(
@@ -166,8 +196,6 @@ def _settings(
         if key not in of_training and key not in chosen.options:
             known = [*chosen.options, *of_training]
             raise CovNormError(f"{key}= is no setting of method {method!r}: {choices(key, known)}")
-    if options.get("preset") not in (None, *PRESETS):
-        raise CovNormError(f"preset={options['preset']!r}: {choices(options['preset'], PRESETS)}")
     own = {**chosen.options, **{k: v for k, v in options.items() if k in chosen.options}}
     changes = {k: v for k, v in options.items() if k in of_training}
     preset = own.get("preset")
@@ -181,11 +209,13 @@ def _settings(
     else:
         first = TRAININGS["default"].changed(dict(chosen.training))
     first = first.changed(changes)
-    slower = {None: 3, "paper": 1, "official-code": 10}[preset]
+    slower = {"paper": 1, "official-code": 10}.get(str(preset), 3)
     head_lr = None if first.head_lr is None else first.head_lr / slower
     second = replace(first, lr=first.lr / slower, head_lr=head_lr)
     if preset is None:
-        second = replace(second, epochs=-(-first.epochs // 2))
+        half = -(-first.epochs // 2)
+        milestones = tuple(m * half / first.epochs for m in first.milestones)
+        second = replace(second, epochs=half, milestones=milestones)
     if isinstance(tuning, Training):
         second = tuning
     elif tuning is not None:
@@ -201,10 +231,12 @@ def _of(values: Any, name: str, place: int, needed: bool) -> Any:
         if needed and name not in values:
             raise CovNormError(f"nothing for domain {name!r} in {sorted(values)}")
         return values.get(name)
-    listed = [] if isinstance(values, str) else list(values)
-    if place >= len(listed):
-        raise CovNormError(f"domain {name!r}: {values!r} has nothing for it: give one a domain")
-    return listed[place]
+    if not isinstance(values, list | tuple) or place >= len(values):
+        raise CovNormError(
+            f"domain {name!r}: nothing for it in {type(values).__name__}: give a list with one for "
+            "each domain, or a dictionary by name"
+        )
+    return values[place]
 
 
 def _check_same_run(run: Run, method: str, training: Training) -> None:
@@ -212,6 +244,9 @@ def _check_same_run(run: Run, method: str, training: Training) -> None:
     if run.snapshot is None:
         return
     settings = {"method": method, "domain": run.name, "start": run.start}
+    settings |= {"backbone": run.net.fingerprint, "augment": plain(run.augment)}
+    if run.start is not None:
+        settings["start's A"] = digest(tensors_of(run.net.domain(run.start)))
     snapshot = Snapshot(run.snapshot / "run", settings | plain(run.options) | training.record())
     if snapshot.load() is None:
         snapshot.save({})

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .covnorm import eval_mode
+from .domain import Domain
 from .errors import CovNormError
 from .network import MultiDomainNetwork
 
@@ -33,20 +35,33 @@ def evaluate(
     criterion: Criterion = F.cross_entropy,
 ) -> Evaluation:
     """Loss and accuracy of a domain over (images, labels), in eval mode; the mode is kept."""
-    was_training, device = net.training, next(net.backbone.parameters()).device
-    net.eval()
+    domain, device = net.domain(name), next(net.backbone.parameters()).device
     loss, right, n, classes = 0.0, 0, 0, True
-    try:
+    with eval_mode(net.backbone, domain):
         for images, labels in loader:
-            images, labels = images.to(device), labels.to(device)
+            images, labels = images.to(device), labels_of(labels, domain).to(device)
             out = net(images, domain=name)
             loss += criterion(out, labels).item() * len(images)
             n += len(images)
             classes = classes and not labels.is_floating_point() and out.ndim == labels.ndim + 1
             if classes:
                 right += int((out.argmax(1) == labels).sum())
-    finally:
-        net.train(was_training)
     if n == 0:
         raise CovNormError(f"domain {name!r}: the loader gave no images to evaluate")
     return Evaluation(loss / n, 100 * right / n if classes else None, n)
+
+
+def labels_of(labels: Any, domain: Domain) -> Tensor:
+    """Labels as a tensor, class numbers as int64; one that the head cannot answer is refused."""
+    labels = torch.as_tensor(labels)
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        return labels
+    classes = domain.width
+    if labels.numel() and classes is not None and not domain.runs_own:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            raise CovNormError(
+                f"domain {domain.name!r}: label {low if low < 0 else high}, but its head has "
+                f"{classes} classes: give classes= when it is added"
+            )
+    return labels.long()

@@ -81,7 +81,7 @@ def join_(
     """
     names = [names] if isinstance(names, str) else list(names)
     old: Basis | None = net.bases[basis] if check_name(basis) in net.bases else None
-    settings = _settings(old, variance, count, names)
+    settings = join_settings(old, variance, count, names)
     _check_joinable(net, names, old)
     maps = {name: _maps(net.domain(name)) for name in names}
     settings["ranks"] |= _given_ranks(ranks or {}, maps[names[0]])
@@ -221,11 +221,11 @@ def _map(
 
 def _moved(old: JointMap, shared: SharedFactors) -> JointMap:
     """A domain's map on a new basis: the nearest M, and the same output at the basis's mean."""
-    A, b = (t.double() for t in (old.matrix(), old.offset))
+    A, b = (t.cpu().double() for t in (old.matrix(), old.offset))
     assert shared.C is not None
     new = type(old)(old.spatial, len(shared.C), shared)
-    mini = mini_adaptation("closed-form", A, shared.W.double(), shared.C.double())
-    return _filled(new, mini, (A @ shared.mu_x.double() + b).to(old.bias))
+    W, C, mu = (t.cpu().double() for t in (shared.W, shared.C, shared.mu_x))
+    return _filled(new, mini_adaptation("closed-form", A, W, C), (A @ mu + b).to(old.bias))
 
 
 def _filled(map_: JointMap, M: Tensor, bias: Tensor) -> JointMap:
@@ -267,7 +267,7 @@ def _given_ranks(
     return {site: list(pair) for site, pair in ranks.items()}
 
 
-def _settings(
+def join_settings(
     old: Basis | None, variance: float | None, count: Count | None, names: Sequence[str]
 ) -> dict[str, Any]:
     """The basis's own settings; a second join may not change them."""

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from .errors import CovNormError
-from .evaluation import Criterion, evaluate
+from .evaluation import Criterion, evaluate, labels_of
 from .network import MultiDomainNetwork
 from .progress import Progress, Report
 from .schedules import Plateau, Training
-from .seeds import seed_all
+from .seeds import seed_all, seed_loader
 from .snapshot import Snapshot, check_fits, restore_, tensors_of
 
 Penalty = Callable[[Tensor], Tensor]
-_COUNTERS = ("epoch", "step", "images", "total", "seconds", "history", "best", "generators")
+_COUNTERS = ("epoch", "step", "images", "total", "seconds", "history", "best")
 
 
 class Loop:
@@ -62,7 +62,6 @@ class Loop:
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         self.best_state: dict[str, Tensor] | None = None
-        self.generators: list[Tensor] | None = None  # of the loader, as the epoch began
         for p in self.frozen:
             p.requires_grad_(False)
 
@@ -83,15 +82,11 @@ class Loop:
 
     def run_epoch(self, train: Iterable[Any], saved: Snapshot | None, report: Report) -> None:
         """From where it stands to the end of the epoch."""
-        self.net.train()
+        self.net.train_domain(self.name)
         steps = _length(train)
         start, images, skip, step = time.perf_counter(), 0, self.step, 0
         seed_all(self.settings.seed, self.epoch, "epoch")
-        own = _generators(train)
-        if self.generators is None or len(self.generators) != len(own):
-            self.generators = [g.get_state() for g in own]
-        for generator, state in zip(own, self.generators, strict=True):
-            generator.set_state(state)
+        seed_loader(train, self.settings.seed, self.epoch)
         batches = iter(train)
         while True:
             seed_all(self.settings.seed, self.epoch, step)
@@ -118,11 +113,11 @@ class Loop:
                 "the loader must be one that can be iterated again, such as a DataLoader or a list"
             )
         self.seconds += time.perf_counter() - start
-        self.generators = [g.get_state() for g in own]
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
         """One step of the optimiser."""
-        images, labels = images.to(self.device), labels.to(self.device)
+        images = images.to(self.device)
+        labels = labels_of(labels, self.domain).to(self.device)
         if self.augment is not None:
             images = self.augment(images)
         with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
@@ -204,14 +199,6 @@ def _length(loader: Iterable[Any]) -> int | None:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:
         return None
-
-
-def _generators(loader: object) -> list[torch.Generator]:
-    """Generators of a DataLoader's own, which seeding does not reach."""
-    holders = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
-    holders.append(getattr(holders[2], "sampler", None))
-    found = [getattr(h, "generator", None) for h in holders]
-    return list(dict.fromkeys(g for g in found if isinstance(g, torch.Generator)))
 
 
 def _mixed_dtype(device: torch.device, precision: str) -> tuple[torch.dtype | None, bool]:

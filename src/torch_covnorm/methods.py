@@ -61,8 +61,8 @@ def _lwf(run: Run) -> None:
 
 def _piggyback(run: Run) -> None:
     run.add("mask")
-    for mask in run.domain.masks:
-        mask.thaw_()
+    for name, mask in run.domain.weights.items():
+        mask.thaw_(run.net.backbone.get_submodule(name))
     run.fit("train", run.training)
     run.domain.pack_()
 
@@ -74,9 +74,9 @@ def _fta(run: Run) -> None:
 
 def _svd(run: Run) -> None:
     run.add_trained()
-    with run.timed("normalise"):
+    with run.timed("normalize"):
         run.ranks = svd_(run.net, run.name, run.options["rank"])
-    run.note("normalise")
+    run.note("normalize")
 
 
 def _svd_fta(run: Run) -> None:
@@ -87,7 +87,7 @@ def _svd_fta(run: Run) -> None:
 def _normalise(run: Run, **fixed: Any) -> None:
     run.add_trained()
     moments = run.collect()
-    with run.timed("normalise"):
+    with run.timed("normalize"):
         names = ("variance", "ranks", "M", "tune", "preset")
         given = {k: v for k, v in run.options.items() if k in names and v is not None}
         run.ranks = normalize_(run.net, run.name, moments, **(given | fixed))
@@ -96,13 +96,13 @@ def _normalise(run: Run, **fixed: Any) -> None:
 def _pca_fta(run: Run) -> None:
     _normalise(run, M="identity", tune="all")
     absorb_(run.net, run.name)
-    run.note("normalise")
+    run.note("normalize")
     run.fit("tune", run.tuning)
 
 
 def _covnorm(run: Run) -> None:
     _normalise(run)
-    run.note("normalise")
+    run.note("normalize")
     if run.options["preset"] == "official-code":
         _tune_as_published(run)
     else:
@@ -131,10 +131,11 @@ def _joint_svd(runs: Sequence[Run]) -> None:
         run.add_trained()
     first = runs[0]
     rank, basis = first.options["rank"], first.options["basis"]
-    found = join_svd_(first.net, [r.name for r in runs], rank, basis or "joint-svd")
+    with first.timed("normalize"):
+        found = join_svd_(first.net, [r.name for r in runs], rank, basis or "joint-svd")
     for run in runs:
         run.ranks = {site: kx for site, (kx, _) in found.ranks.items()}
-        run.note("normalise")
+        run.note("normalize")
         run.fit("tune", run.tuning)
 
 
@@ -149,11 +150,11 @@ def _covnorm_joint(runs: Sequence[Run]) -> None:
     given = {k: options[k] for k in names if options[k] is not None}
     done = None
     if new:
-        with runs[0].timed("normalise"):
+        with runs[0].timed("normalize"):
             done = join_(net, list(moments), moments, grow=options["grow"], **given)
     for run in runs:
         run.joined, run.ranks = done, dict(net.basis(options["basis"]).ranks)
-        run.note("normalise")
+        run.note("normalize")
         if done is None or run.name in done.retune:
             run.fit("tune", run.tuning)
 

@@ -175,10 +175,21 @@ class MultiDomainNetwork(nn.Module):
             raise
         return finish(out, call)
 
+    def train_domain(self, name: str) -> None:
+        """Training mode for the backbone and one domain; the other domains stay in theirs."""
+        self.domain(name).train()
+        self.backbone.train()
+        self._settle()
+
     def train(self, mode: bool = True) -> MultiDomainNetwork:
         """Training mode for the domains and the backbone, except the backbone's own norms: their
         running statistics belong to nobody and stay as they are."""
         super().train(mode)
+        self._settle()
+        return self
+
+    def _settle(self) -> None:
+        """The backbone's own norms in eval mode, and every routed layer still in its place."""
         for layer, (kind, what) in self._roles.items():
             name = what.name if kind == "site" else what
             if self.backbone.get_submodule(name) is not layer:
@@ -189,7 +200,6 @@ class MultiDomainNetwork(nn.Module):
         for layer in self.backbone.modules():
             if isinstance(layer, _NormBase) and layer.running_mean is not None:
                 layer.training = False
-        return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> MultiDomainNetwork:
         for norm in self._neutral_norms.values():  # no part of the state, but of the device

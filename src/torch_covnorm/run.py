@@ -17,16 +17,17 @@ from torch import Tensor, nn
 
 from .adapters import ConvAdapter, FullMap
 from .covnorm import collect
-from .domain import Domain
+from .domain import Domain, class_names
 from .errors import CovNormError
 from .evaluation import evaluate
+from .geometric import full_maps
 from .joint import Joined
 from .loop import Penalty
 from .moments import Moments
 from .network import MultiDomainNetwork
 from .progress import Report
 from .schedules import Training
-from .seeds import seed_all
+from .seeds import seed_all, seed_loader
 from .snapshot import load_moments, save_moments
 from .training import fit
 
@@ -66,8 +67,13 @@ class Run:
             raise CovNormError(f"start={self.start!r}: this method does not start from a trained A")
         if self.name in self.net.domains:
             self._check_kind(adapter, rank)
+            self._check_classes()
             return
-        classes = count_classes(self.train) if self.classes is None else self.classes
+        classes = self.classes
+        if classes is None:
+            classes = max(
+                count_classes(loader) for loader in (self.train, self.val) if loader is not None
+            )
         seed_all(self.training.seed, "add")
         self.net.add_domain(self.name, classes, adapter, rank)
 
@@ -76,16 +82,13 @@ class Run:
         if self.start is not None:
             if self.name in self.net.domains:
                 raise CovNormError(f"domain {self.name!r} exists already: leave out start=")
+            full_maps(self.net.domain(self.start))
             self.net.copy_domain(self.start, self.name)
+            self._check_classes()
         elif self._must_train():
-            self.add(self.options.get("adapter", "residual"))
+            self.add(self._kind())
             self.fit("train", self.training)
-        maps = [a.A for _, a in self.domain.adapters.items() if a.A is not None]
-        if not maps or not all(isinstance(A, FullMap) for A in maps):
-            raise CovNormError(
-                f"domain {self.start or self.name!r} has no full A to start from: give one that "
-                "was trained with method='ra' as start="
-            )
+        full_maps(self.domain)
         if self.start is not None:
             self.note("train")
 
@@ -117,11 +120,12 @@ class Run:
     def collect(self) -> dict[str, Moments]:
         """The moments of A's input; a stage of its own in the snapshot."""
         folder = None if self.snapshot is None else self.snapshot / "moments"
-        settings = {"domain": self.name, "stage": "moments"}
-        with self.timed("moments"):
+        settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": "moments"}
+        with self.timed("collect"):
             moments = None if folder is None else load_moments(folder, settings)
             if moments is None:
                 images = self.train if self.statistics is None else self.statistics
+                seed_loader(images, self.training.seed, "moments")
                 moments = collect(self.net, self.name, images)
                 if folder is not None:
                     save_moments(folder, settings, moments)
@@ -139,6 +143,22 @@ class Run:
         start = time.perf_counter()
         yield
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+    def _kind(self) -> str:
+        """The structure whose A is trained: that of an existing domain, else the option's."""
+        if self.name in self.net.domains:
+            kinds = {a.kind for _, a in self.domain.adapters.items() if a.A is not None}
+            if len(kinds) == 1:
+                return str(kinds.pop())
+        return str(self.options.get("adapter", "residual"))
+
+    def _check_classes(self) -> None:
+        names = class_names(self.classes)
+        if names is not None and len(names) != len(self.domain.classes or ()):
+            raise CovNormError(
+                f"classes={self.classes!r}: domain {self.name!r} has "
+                f"{len(self.domain.classes or ())} already: leave them out, or give a new name"
+            )
 
     def _must_train(self) -> bool:
         """Whether A is still to be trained, or was interrupted while it was."""

@@ -25,8 +25,9 @@ WORDS = {
 class Training:
     """The settings of one stage of training. ``replace`` makes variants; see `TRAININGS`.
 
-    optimizer: "adamw", "adam", "sgd", or a function from parameters (a list of groups, as torch's
-        optimisers take it) to a torch optimiser.
+    optimizer: "adamw", "adam", "sgd"; a class of torch's, called with lr and weight_decay; or a
+        function from parameters (a list of groups, as torch's optimisers take it) to an optimiser,
+        which then has its own rate.
     head_lr: another rate for the domain's head, which starts from nothing.
     schedule: factors of lr. "one-cycle" rises over 30 % of the epochs and falls to 0, "cosine"
         falls from the start, "plateau" is the paper's (÷10 when the training loss has not fallen
@@ -84,9 +85,11 @@ class Training:
             rate = {} if self.head_lr is None else {"lr": self.head_lr}
             groups.append({"params": head, **rate})
         groups = [group for group in groups if group["params"]]
+        shared: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
+        if isinstance(self.optimizer, type):
+            return self.optimizer(groups, **shared)
         if not isinstance(self.optimizer, str):
             return self.optimizer(groups)
-        shared: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, momentum=self.momentum, **shared)
         kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam

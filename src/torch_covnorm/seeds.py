@@ -13,10 +13,24 @@ import torch
 
 def seed_all(*position: object) -> None:
     """Seed every generator that a loader, an augmentation or a dropout may draw from."""
-    value = int.from_bytes(hashlib.sha256(repr(position).encode()).digest()[:7], "little")
+    value = _number(position)
     torch.manual_seed(value)
     random.seed(value)
     np.random.seed(value % 2**32)
+
+
+def seed_loader(loader: object, *position: object) -> None:
+    """Seed the generators that a DataLoader or its samplers have of their own."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    holders = (loader, getattr(loader, "sampler", None), batch_sampler)
+    for holder in (*holders, getattr(batch_sampler, "sampler", None)):
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(_number((*position, "loader")))
+
+
+def _number(position: tuple[object, ...]) -> int:
+    return int.from_bytes(hashlib.sha256(repr(position).encode()).digest()[:7], "little")
 
 
 @contextlib.contextmanager

@@ -66,6 +66,8 @@ def fit(
         snapshot: a folder for this stage alone. What was saved there, every `every` seconds, goes
             on to the same result, bit for bit on the CPU; a finished stage is not run again.
 
+    All random numbers follow from the seed, those of the loader's own generators too.
+
     A batch of one image has no statistics to normalise by and is left out. Leaves the network in
     eval mode.
     """
@@ -74,7 +76,9 @@ def fit(
     saved = None
     try:
         if snapshot is not None:
-            whose = {"backbone": net.fingerprint, "domain": name, "stage": stage}
+            basis = net.domain(name).basis
+            shared = None if basis is None else net.basis(basis).fingerprint
+            whose = {"backbone": net.fingerprint, "domain": name, "stage": stage, "basis": shared}
             record = whose | settings.record()
             saved = Snapshot(snapshot, record, every)
             if (state := saved.load()) is not None:

@@ -108,10 +108,10 @@ class MaskWeights(WeightAdapter):
             self.packed = pack(self.mask())
             self.scores = None
 
-    def thaw_(self) -> None:
+    def thaw_(self, layer: nn.Module) -> None:
         """Scores again, as far from the threshold as at their start: to train a packed mask on."""
         if self.scores is None:
-            scores = self.mask().to(torch.float32) * MASK_START
+            scores = self.mask().to(layer.get_parameter("weight")) * MASK_START
             self.scores, self.packed = nn.Parameter(scores), None
 
     def bits(self) -> int:
