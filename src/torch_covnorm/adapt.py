@@ -97,6 +97,8 @@ def adapt(
     names = [check_name(n) for n in ([name] if isinstance(name, str) else name)]
     if not names or (len(names) > 1 and not chosen.joint):
         raise CovNormError(f"method={method!r} takes one domain, not {names!r}")
+    if start is not None and "adapter" not in chosen.options:
+        raise CovNormError(f"start={start!r}: {method!r} does not start from a trained A")
     own, first, second = _settings(method, training, tuning, options)
     _check_options(net, names, own)
     folder = None if snapshot is None else Path(snapshot)

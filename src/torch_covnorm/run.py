@@ -63,8 +63,6 @@ class Run:
 
     def add(self, adapter: str, rank: int | float | None = None) -> None:
         """The domain with untrained adapters of this kind; one that exists must have them."""
-        if self.start is not None:
-            raise CovNormError(f"start={self.start!r}: this method does not start from a trained A")
         if self.name in self.net.domains:
             self._check_kind(adapter, rank)
             self._check_classes()
