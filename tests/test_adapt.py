@@ -51,6 +51,9 @@ def stop_in(stage):
         ({"method": "covnrom"}, "did you mean 'covnorm'"),
         ({"method": "ra", "start": "x"}, "does not start from a trained A"),
         ({"method": "svd", "start": "x"}, "unknown domain 'x'"),
+        ({"method": "covnorm", "ranks": {"nowhere": (1, 1)}}, "site 'nowhere'"),
+        ({"method": "covnorm", "ranks": {"0": 3}}, "give \\(kx, ky\\)"),
+        ({"method": "covnorm-joint", "basis": "No Name"}, "No Name"),
         ({"method": "ra", "training": "decathlom"}, "did you mean 'decathlon'"),
     ],
 )
@@ -152,6 +155,7 @@ def test_tuning_scales_the_milestones_with_the_epochs():
     _, first, second = _settings("covnorm", "decathlon", None, {})
     assert (first.epochs, first.milestones) == (120, (80, 100))
     assert (second.epochs, second.milestones) == (60, (40, 50))
+    assert _settings("covnorm", "decathlon", None, {"epochs": 0})[2].epochs == 0
 
 
 def test_labels_may_be_lists_arrays_and_small_integers():

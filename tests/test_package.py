@@ -16,8 +16,8 @@ SOURCE = ROOT / "src" / "torch_covnorm"
 # What comes before may be imported by what comes after; nothing the other way.
 FLOW = """
     version errors modulemap moments ranks normalize adapters sites domain routing mixed merge
-    records basis files network covnorm geometric joint accounting lwf evaluation progress schedules
-    seeds snapshot loop training run methods adapt data backbones __init__
+    records basis files network batches covnorm geometric joint accounting lwf evaluation progress
+    schedules seeds snapshot loop training run methods adapt data backbones __init__
 """.split()  # noqa: SIM905
 
 

@@ -96,7 +96,7 @@ def _parameters(domain: Domain) -> dict[str, int]:
     found = domain.num_parameters()
     return {
         "adapter": sum(a.paper_count() for a in adapters) + own,
-        "bias": sum(a.A.bias.numel() for a in adapters if a.A is not None),
+        "bias": sum(A.bias.numel() for A in domain.maps.values()),
         "norm": found["norm"],
         "head": found["head"],
         "own": count(domain.own),
@@ -111,7 +111,7 @@ def _statistics(domain: Domain) -> int:
 
 def _centres(domain: Domain) -> int:
     """Bytes of the mu_x that CovNorm keeps until M is absorbed."""
-    maps = [a.A for _, a in domain.adapters.items() if a.A is not None]
+    maps = domain.maps.values()
     return sum(_size(b) for A in maps for n, b in A.named_buffers() if n == "mu_x")
 
 

@@ -16,16 +16,17 @@ from .adapters import KINDS
 from .covnorm import PRESETS
 from .domain import check_name
 from .errors import CovNormError, choices
-from .joint import Joined, join_settings
+from .joint import Joined, given_ranks, join_settings
 from .methods import METHODS
 from .network import MultiDomainNetwork
 from .normalize import MiniAdaptation
 from .progress import Report
 from .ranks import check_threshold, rank_of
+from .records import digest
 from .run import Run
-from .schedules import TRAININGS, Training, plain
+from .schedules import Training, plain, training_of
 from .seeds import random_numbers_kept, seed_all
-from .snapshot import Snapshot, digest, tensors_of
+from .snapshot import Snapshot, tensors_of
 
 
 @dataclass(frozen=True)
@@ -178,8 +179,9 @@ def _check_options(net: MultiDomainNetwork, names: Sequence[str], own: dict[str,
         check_threshold(own["variance"])
     if "rank" in own:
         rank_of(own["rank"], 8, 8)
-    basis = own.get("basis", "") or ("joint-svd" if "basis" in own else "")
-    if basis and basis in net.bases:
+    given_ranks(own.get("ranks") or {}, net.sites)
+    basis = own.get("basis")
+    if basis is not None and check_name(basis) in net.bases:
         if "rank" in own:
             raise CovNormError(f"basis {basis!r} exists already: give another name as basis=")
         join_settings(net.basis(basis), own["variance"], own["count"], names)
@@ -200,23 +202,17 @@ def _settings(
             raise CovNormError(f"{key}= is no setting of method {method!r}: {choices(key, known)}")
     own = {**chosen.options, **{k: v for k, v in options.items() if k in chosen.options}}
     changes = {k: v for k, v in options.items() if k in of_training}
-    preset = own.get("preset")
-    if isinstance(training, Training):
-        first = training
-    elif training is not None or preset is not None:
-        label = training or preset
-        if label not in TRAININGS:
-            raise CovNormError(f"training={label!r}: {choices(label, TRAININGS)}")
-        first = TRAININGS[str(label)]
-    else:
-        first = TRAININGS["default"].changed(dict(chosen.training))
+    preset = own.get("preset") if own.get("preset") in PRESETS else None
+    first = training_of(training or preset)
+    if training is None and preset is None:
+        first = first.changed(dict(chosen.training))
     first = first.changed(changes)
     slower = {"paper": 1, "official-code": 10}.get(str(preset), 3)
     head_lr = None if first.head_lr is None else first.head_lr / slower
     second = replace(first, lr=first.lr / slower, head_lr=head_lr)
     if preset is None:
         half = -(-first.epochs // 2)
-        milestones = tuple(m * half / first.epochs for m in first.milestones)
+        milestones = tuple(m * half / max(first.epochs, 1) for m in first.milestones)
         second = replace(second, epochs=half, milestones=milestones)
     if isinstance(tuning, Training):
         second = tuning

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from . import records
@@ -55,7 +53,7 @@ class Basis(nn.Module):
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the factors as they are now."""
-        return _fingerprint(self)
+        return records.digest({k: v.float() for k, v in self.factors.state_dict().items()})
 
     def num_parameters(self) -> int:
         """The numbers of all W and C."""
@@ -124,11 +122,3 @@ def _checked(factors: SharedFactors, d_out: int, site: str) -> SharedFactors:
     if not good or (C is not None and (C.ndim != 2 or len(C) != d_out)):
         raise CovNormError(f"site {site!r}: factors of the wrong shape")
     return factors
-
-
-def _fingerprint(basis: Basis) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(basis.factors.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().to(torch.float32).contiguous().numpy().tobytes())
-    return digest.hexdigest()

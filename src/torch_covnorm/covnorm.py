@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from .adapters import CovNormMap, JointMap, LinearMap
+from .batches import images_of
 from .errors import CovNormError, choices
 from .moments import Moments
 from .network import MultiDomainNetwork
 from .normalize import PCA, MiniAdaptation, covariance_normalization
 from .ranks import by_variance, by_variance_official, check_ranks, check_threshold
-from .routing import stepwise
+from .routing import eval_mode, stepwise
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def collect(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> dict[s
     `Moments.all_reduce_`.
     """
     domain = net.domain(name)
-    maps = {site: a.A for site, a in domain.adapters.items() if a.A is not None}
+    maps = domain.maps
     if not maps:
         raise CovNormError(f"domain {name!r} has no matrix A to collect for: adapter='residual'")
     device = next(net.backbone.parameters()).device
@@ -169,25 +169,6 @@ def _preset(name: str, variance: float | None, M: Any, tune: Any) -> Preset:
     if variance is not None:
         check_threshold(variance)
     return replace(PRESETS[name], **{k: v for k, v in given.items() if v is not None})
-
-
-def images_of(batch: Any) -> Tensor:
-    """The images of what a loader yields: (images, labels), or images."""
-    images: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
-    return images
-
-
-@contextlib.contextmanager
-def eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside, these modules are in eval mode; behind, each part is in the mode that it was in."""
-    before = [(m, m.training) for module in modules for m in module.modules()]
-    for module in modules:
-        module.eval()
-    try:
-        yield
-    finally:
-        for m, mode in before:
-            m.training = mode
 
 
 def _observer(

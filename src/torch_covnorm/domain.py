@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .adapters import Adapter, MaskWeights, WeightAdapter
+from .adapters import Adapter, LinearMap, MaskWeights, WeightAdapter
 from .errors import CovNormError
 from .modulemap import ModuleMap
 
@@ -34,14 +34,13 @@ class Domain(nn.Module):
         own: nn.Module | None,
         preprocessing: Any,
         weights: Mapping[str, WeightAdapter] | None = None,
-        basis: str | None = None,
     ) -> None:
         super().__init__()
         self.name = name
         self.adapters = ModuleMap(dict(adapters))
         self.norms = ModuleMap(norms)
         self.weights = ModuleMap(weights)
-        self.basis = basis
+        self.basis: str | None = None
         self.head = head
         self.own = own
         self.classes = classes
@@ -78,6 +77,11 @@ class Domain(nn.Module):
             "head": count(self.head),
             "total": count(self) - count(self.weights) + weights,
         }
+
+    @property
+    def maps(self) -> dict[str, LinearMap]:
+        """{site: A}, at the sites whose adapter has one."""
+        return {site: a.A for site, a in self.adapters.items() if a.A is not None}
 
     @property
     def masks(self) -> list[MaskWeights]:

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .covnorm import eval_mode
-from .domain import Domain
+from .batches import labels_of
 from .errors import CovNormError
 from .network import MultiDomainNetwork
+from .routing import eval_mode
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 
@@ -49,19 +49,3 @@ def evaluate(
     if n == 0:
         raise CovNormError(f"domain {name!r}: the loader gave no images to evaluate")
     return Evaluation(loss / n, 100 * right / n if classes else None, n)
-
-
-def labels_of(labels: Any, domain: Domain) -> Tensor:
-    """Labels as a tensor, class numbers as int64; one that the head cannot answer is refused."""
-    labels = torch.as_tensor(labels)
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        return labels
-    classes = domain.width
-    if labels.numel() and classes is not None and not domain.runs_own:
-        low, high = int(labels.min()), int(labels.max())
-        if low < 0 or high >= classes:
-            raise CovNormError(
-                f"domain {domain.name!r}: label {low if low < 0 else high}, but its head has "
-                f"{classes} classes: give classes= when it is added"
-            )
-    return labels.long()

@@ -6,7 +6,6 @@ sites, shapes, dtypes, finiteness.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,15 +29,14 @@ DTYPES = (torch.float32, torch.float16)
 
 def fingerprint(backbone: nn.Module, head: str | None) -> str:
     """SHA-256 of the backbone's weights and statistics, by name; without the replaced head."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(backbone.state_dict().items()):
-        replaced = head and name.startswith(head + ".")
-        if name.endswith("num_batches_tracked") or replaced or not isinstance(tensor, Tensor):
-            continue
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    state = {
+        name: tensor
+        for name, tensor in backbone.state_dict().items()
+        if isinstance(tensor, Tensor)
+        and not name.endswith("num_batches_tracked")
+        and not (head and name.startswith(head + "."))
+    }
+    return records.digest(state)
 
 
 def save(net: MultiDomainNetwork, domain: Domain, folder: Path, dtype: torch.dtype) -> Path:

@@ -52,8 +52,8 @@ def svd_(net: MultiDomainNetwork, name: str, rank: int | float = 0.25) -> dict[s
 
 def full_maps(domain: Domain) -> dict[str, FullMap]:
     """{site: A} of a domain whose every A is a trained full matrix."""
-    maps = {site: a.A for site, a in domain.adapters.items() if a.A is not None}
-    other = [site for site, A in maps.items() if not isinstance(A, FullMap)]
+    maps = {site: A for site, A in domain.maps.items() if isinstance(A, FullMap)}
+    other = [site for site in domain.maps if site not in maps]
     if other or not maps:
         what = f"site {other[0]!r} has been compressed already" if other else "it has no matrix A"
         raise CovNormError(

@@ -7,7 +7,7 @@ further domain can join later with nothing else stored: merging is exact, recurs
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -84,7 +84,7 @@ def join_(
     settings = join_settings(old, variance, count, names)
     _check_joinable(net, names, old)
     maps = {name: _maps(net.domain(name)) for name in names}
-    settings["ranks"] |= _given_ranks(ranks or {}, maps[names[0]])
+    settings["ranks"] |= given_ranks(ranks or {}, maps[names[0]])
     x, y = {}, {}
     for name in names:
         x[name] = _moments_of(moments, name, maps[name], settings["count"])
@@ -246,18 +246,16 @@ def _adopt_(net: MultiDomainNetwork, maps: Maps, basis: str) -> None:
 
 
 def _maps(domain: Domain) -> dict[str, Any]:
-    maps = {site: a.A for site, a in domain.adapters.items() if a.A is not None}
+    maps = domain.maps
     for site, A in maps.items():
         if not (A.matrix().isfinite().all() and A.offset.isfinite().all()):
             raise CovNormError(
                 f"domain {domain.name!r}, site {site!r}: A holds NaN or Inf: train it anew"
             )
-    return maps
+    return dict(maps)
 
 
-def _given_ranks(
-    ranks: Mapping[str, tuple[int, int]], sites: Mapping[str, LinearMap]
-) -> dict[str, list[int]]:
+def given_ranks(ranks: Mapping[str, tuple[int, int]], sites: Iterable[str]) -> dict[str, list[int]]:
     """Ranks that hold instead of the rule, now and when the basis grows; as plain JSON."""
     for site, pair in ranks.items():
         if site not in sites:

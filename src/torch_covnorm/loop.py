@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .batches import labels_of
 from .errors import CovNormError
-from .evaluation import Criterion, evaluate, labels_of
+from .evaluation import Criterion, evaluate
 from .network import MultiDomainNetwork
 from .progress import Progress, Report
 from .schedules import Plateau, Training

@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .adapters import OwnWeights, double
-from .covnorm import eval_mode, images_of
+from .batches import images_of
 from .domain import Domain
 from .errors import CovNormError
 from .network import MultiDomainNetwork
+from .routing import eval_mode
 
 
 def distillation(answers: Tensor, targets: Tensor, T: float = 2.0) -> Tensor:
@@ -54,7 +55,6 @@ class OldAnswers:
     @contextlib.contextmanager
     def watched(self) -> Iterator[OldAnswers]:
         """Inside, forward passes of the domain are seen."""
-
         thread = threading.get_ident()
 
         def see(_: nn.Module, args: tuple[Tensor], answer: Tensor) -> None:

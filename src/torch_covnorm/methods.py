@@ -113,7 +113,7 @@ def _covnorm(run: Run) -> None:
 
 def _tune_as_published(run: Run) -> None:
     """The authors' program: M alone for five epochs, then W and C, norms and head too."""
-    parts = [a.A.M for _, a in run.domain.adapters.items() if a.A is not None]
+    parts = [A.get_parameter("M") for A in run.domain.maps.values()]
     tuning, first = run.tuning, min(5, run.tuning.epochs)
     run.fit("tune-M", replace(tuning, epochs=first, schedule=tuning.factor), parts)
 
@@ -132,7 +132,7 @@ def _joint_svd(runs: Sequence[Run]) -> None:
     first = runs[0]
     rank, basis = first.options["rank"], first.options["basis"]
     with first.timed("normalize"):
-        found = join_svd_(first.net, [r.name for r in runs], rank, basis or "joint-svd")
+        found = join_svd_(first.net, [r.name for r in runs], rank, basis)
     for run in runs:
         run.ranks = {site: kx for site, (kx, _) in found.ranks.items()}
         run.note("normalize")
@@ -192,7 +192,7 @@ METHODS: dict[str, Method] = {
     "joint-svd": Method(
         "the A's of several domains share W (Rebuffi 2018)",
         _joint_svd,
-        {**_RANK, "adapter": "residual", "basis": None},
+        {**_RANK, "adapter": "residual", "basis": "joint-svd"},
         joint=True,
     ),
     "covnorm-joint": Method(

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,19 @@ def read_tensors(file: Path, record: dict[str, Any]) -> dict[str, Tensor]:
         blob = path.read_bytes()
         if hashlib.sha256(blob).hexdigest() != record["tensors"]["sha256"]:
             raise CovNormError("is damaged (its checksum differs): restore it from a copy")
-        return safetensors.torch.load(blob)  # tensors and their names alone
+        # A length, a JSON header of names, dtypes and offsets, and raw numbers: this format has no
+        # code to run, unlike torch.load's pickles; what it does not check, its callers do.
+        return safetensors.torch.load(blob)
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors by name: their dtypes, shapes and bytes."""
+    found = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        found.update(flat.view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def checksum(record: dict[str, Any]) -> str:

@@ -90,6 +90,19 @@ def stepwise() -> Iterator[None]:
         _STEPWISE.reset(token)
 
 
+@contextlib.contextmanager
+def eval_mode(*modules: nn.Module) -> Iterator[None]:
+    """Inside, these modules are in eval mode; behind, each part is in the mode that it was in."""
+    before = [(m, m.training) for module in modules for m in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for m, mode in before:
+            m.training = mode
+
+
 class Call:
     """One forward pass: its domains, each once, and which of them each sample belongs to.
 

@@ -172,6 +172,15 @@ TRAININGS = {
 }
 
 
+def training_of(training: Training | str | None) -> Training:
+    """A training as it is, or by its name in `TRAININGS`; None: the default."""
+    if isinstance(training, Training):
+        return training
+    if training is not None and training not in TRAININGS:
+        raise CovNormError(f"training={training!r}: {choices(training, TRAININGS)}")
+    return TRAININGS[training or "default"]
+
+
 def plain(value: Any) -> Any:
     """As plain JSON that is the same in every process: functions and objects by their names."""
     if value is None or isinstance(value, bool | int | float | str):

@@ -5,7 +5,6 @@ Tensors go to safetensors and all else to JSON, whole or not at all; nothing is 
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import time
@@ -69,16 +68,6 @@ class Snapshot:
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer of a module by name; unlike `state_dict`, truly every one."""
     return {n: t.detach() for n, t in (*module.named_parameters(), *module.named_buffers())}
-
-
-def digest(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of tensors by name."""
-    found = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(flat.view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 @torch.no_grad()

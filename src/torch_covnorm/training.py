@@ -13,13 +13,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .errors import CovNormError, choices
 from .evaluation import Criterion
 from .loop import Loop, Penalty
 from .network import MultiDomainNetwork
 from .progress import Report, showing
 from .records import blame
-from .schedules import TRAININGS, Training
+from .schedules import Training, training_of
 from .seeds import random_numbers_kept
 from .snapshot import Snapshot, restore_
 
@@ -71,7 +70,7 @@ def fit(
     A batch of one image has no statistics to normalise by and is left out. Leaves the network in
     eval mode.
     """
-    settings = _training(training).changed(changes)
+    settings = training_of(training).changed(changes)
     loop = Loop(net, name, settings, parameters, criterion, penalty, augment)
     saved = None
     try:
@@ -96,11 +95,3 @@ def fit(
         restore_(loop.domain, loop.best_state)
     best = loop.best or {"epoch": None, "accuracy": None}
     return Fit(loop.history, best["epoch"], best["accuracy"], loop.seconds)
-
-
-def _training(training: Training | str | None) -> Training:
-    if isinstance(training, Training):
-        return training
-    if training is not None and training not in TRAININGS:
-        raise CovNormError(f"training={training!r}: {choices(training, TRAININGS)}")
-    return TRAININGS[training or "default"]
