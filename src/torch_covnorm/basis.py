@@ -67,6 +67,22 @@ class Basis(nn.Module):
 
 def save(net: MultiDomainNetwork, basis: Basis, folder: Path) -> Path:
     """Write a basis with its moments into a folder: safetensors and JSON."""
+    record, tensors = packed(net, basis)
+    records.write(folder / RECORD, FORMAT, record, tensors)
+    return folder
+
+
+def load(net: MultiDomainNetwork, folder: Path) -> Basis:
+    """A basis, made beside the network from the files in a folder, all of it checked."""
+    file = folder / RECORD
+    record = records.read(file, FORMAT)
+    tensors = records.read_tensors(file, record)
+    with records.blame(file):
+        return unpacked(net, record, tensors)
+
+
+def packed(net: MultiDomainNetwork, basis: Basis) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A basis as plain JSON and tensors by name; `unpacked` is the way back."""
     tensors: dict[str, Tensor] = {}
     for site, factors in basis.factors.items():
         for key, value in factors.state_dict().items():
@@ -82,36 +98,31 @@ def save(net: MultiDomainNetwork, basis: Basis, folder: Path) -> Path:
         "backbone": {"class": type(net.backbone).__name__, "fingerprint": net.fingerprint},
         "sites": list(basis.factors),
     }
-    records.write(folder / RECORD, FORMAT, record, dict(sorted(tensors.items())))
-    return folder
+    return record, dict(sorted(tensors.items()))
 
 
-def load(net: MultiDomainNetwork, folder: Path) -> Basis:
-    """A basis, made beside the network from the files in a folder, all of it checked."""
-    file = folder / RECORD
-    record = records.read(file, FORMAT)
-    tensors = records.read_tensors(file, record)
-    with records.blame(file):
-        if record["backbone"]["fingerprint"] != net.fingerprint:
-            raise CovNormError("was made for another backbone")
-        if record["kind"] not in get_args(Kind) or set(record["sites"]) - set(net.sites):
-            raise CovNormError("has another kind or other sites than this network")
-        factors: dict[str, SharedFactors] = {}
-        x: dict[str, Moments] = {}
-        y: dict[str, Moments] = {}
-        for site in record["sites"]:
-            if not all(t.isfinite().all() for k, t in tensors.items() if k.startswith(f"{site}/")):
-                raise CovNormError(f"site {site!r}: holds NaN or Inf")
-            parts = (tensors[f"{site}/W"], tensors.get(f"{site}/C"), tensors[f"{site}/mu_x"])
-            factors[site] = _checked(SharedFactors(*parts), net.sites[site].d_out, site)
-            for side, moments in (("x", x), ("y", y)):
-                if f"{site}/{side}/n" in tensors:
-                    moments[site] = Moments(len(tensors[f"{site}/{side}/mean"]))
-                    keys = moments[site].state_dict()
-                    moments[site].load_state_dict({k: tensors[f"{site}/{side}/{k}"] for k in keys})
-        basis = Basis(record["name"], record["kind"], factors, x, y, record["settings"])
-        if basis.fingerprint != record["fingerprint"]:
-            raise CovNormError("is damaged (its fingerprint differs): restore it from a copy")
+def unpacked(net: MultiDomainNetwork, record: dict[str, Any], tensors: dict[str, Tensor]) -> Basis:
+    """A basis, made beside the network."""
+    if record["backbone"]["fingerprint"] != net.fingerprint:
+        raise CovNormError("was made for another backbone")
+    if record["kind"] not in get_args(Kind) or set(record["sites"]) - set(net.sites):
+        raise CovNormError("has another kind or other sites than this network")
+    factors: dict[str, SharedFactors] = {}
+    x: dict[str, Moments] = {}
+    y: dict[str, Moments] = {}
+    for site in record["sites"]:
+        if not all(t.isfinite().all() for k, t in tensors.items() if k.startswith(f"{site}/")):
+            raise CovNormError(f"site {site!r}: holds NaN or Inf")
+        parts = (tensors[f"{site}/W"], tensors.get(f"{site}/C"), tensors[f"{site}/mu_x"])
+        factors[site] = _checked(SharedFactors(*parts), net.sites[site].d_out, site)
+        for side, moments in (("x", x), ("y", y)):
+            if f"{site}/{side}/n" in tensors:
+                moments[site] = Moments(len(tensors[f"{site}/{side}/mean"]))
+                keys = moments[site].state_dict()
+                moments[site].load_state_dict({k: tensors[f"{site}/{side}/{k}"] for k in keys})
+    basis = Basis(record["name"], record["kind"], factors, x, y, record["settings"])
+    if basis.fingerprint != record["fingerprint"]:
+        raise CovNormError("is damaged (its fingerprint differs): restore it from a copy")
     anchor = next(net.backbone.parameters())
     return basis.to(anchor.device, anchor.dtype)
 

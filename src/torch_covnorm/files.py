@@ -40,28 +40,8 @@ def fingerprint(backbone: nn.Module, head: str | None) -> str:
 
 
 def save(net: MultiDomainNetwork, domain: Domain, folder: Path, dtype: torch.dtype) -> Path:
-    """Write a domain's two files into a folder; the same domain gives the same bytes.
-
-    In float16 a tensor that would overflow there keeps float32.
-    """
-    if dtype not in DTYPES:
-        raise CovNormError(f"dtype={dtype}: domains are stored as float32 or float16")
-    tensors = {k: _stored(k, v, dtype) for k, v in sorted(domain.stored().items())}
-    basis = None if domain.basis is None else net.basis(domain.basis)
-    weights = domain.weights.items()
-    record = {
-        "name": domain.name,
-        "classes": None if domain.classes is None else list(domain.classes),
-        "preprocessing": domain.preprocessing,
-        "backbone": {"class": type(net.backbone).__name__, "fingerprint": net.fingerprint},
-        "sites": {
-            name: {"shape": [site.d_out, site.d_in], "adapter": domain.adapters[name].config()}
-            for name, site in net.sites.items()
-        },
-        "weights": {name: weight.kind for name, weight in weights},
-        "basis": basis and {"name": basis.name, "fingerprint": basis.fingerprint},
-        "own": domain.own is not None,
-    }
+    """Write a domain's two files into a folder; the same domain gives the same bytes."""
+    record, tensors = packed(net, domain, dtype)
     try:
         records.write(folder / RECORD, FORMAT, record, tensors)
     except CovNormError as error:
@@ -74,14 +54,59 @@ def load(net: MultiDomainNetwork, folder: Path, name: str | None, own: nn.Module
     file = folder / RECORD
     record = records.read(file, FORMAT)
     with records.blame(file):
-        _check_backbone(record, net)
-        basis = _basis(record.get("basis"), net)
-        if record["own"] != (own is not None):
-            word = "with" if record["own"] else "without"
-            raise CovNormError(f"the domain was saved {word} an own module: pass the same as own=")
+        check_record(record, net, own)
     tensors = records.read_tensors(file, record)
-    tensor_file = records.tensor_file(file, record)
+    return unpacked(net, record, tensors, name, own, file, records.tensor_file(file, record))
+
+
+def packed(
+    net: MultiDomainNetwork, domain: Domain, dtype: torch.dtype
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """A domain as plain JSON and tensors by name; `unpacked` is the way back.
+
+    In float16 a tensor that would overflow there keeps float32.
+    """
+    if dtype not in DTYPES:
+        raise CovNormError(f"dtype={dtype}: domains are stored as float32 or float16")
+    tensors = {k: _stored(k, v, dtype) for k, v in sorted(domain.stored().items())}
+    basis = None if domain.basis is None else net.basis(domain.basis)
+    record = {
+        "name": domain.name,
+        "classes": None if domain.classes is None else list(domain.classes),
+        "preprocessing": domain.preprocessing,
+        "backbone": {"class": type(net.backbone).__name__, "fingerprint": net.fingerprint},
+        "sites": {
+            name: {"shape": [site.d_out, site.d_in], "adapter": domain.adapters[name].config()}
+            for name, site in net.sites.items()
+        },
+        "weights": {name: weight.kind for name, weight in domain.weights.items()},
+        "basis": basis and {"name": basis.name, "fingerprint": basis.fingerprint},
+        "own": domain.own is not None,
+    }
+    return record, tensors
+
+
+def check_record(record: dict[str, Any], net: MultiDomainNetwork, own: nn.Module | None) -> None:
+    """Refuse a record of another network, before its tensors are read."""
+    _check_backbone(record, net)
+    _basis(record.get("basis"), net)
+    if record["own"] != (own is not None):
+        word = "with" if record["own"] else "without"
+        raise CovNormError(f"the domain was saved {word} an own module: pass the same as own=")
+
+
+def unpacked(
+    net: MultiDomainNetwork,
+    record: dict[str, Any],
+    tensors: dict[str, Tensor],
+    name: str | None,
+    own: nn.Module | None,
+    file: Path,
+    tensor_file: Path,
+) -> Domain:
+    """A domain, made beside the network; the two files are named in what is wrong with them."""
     with records.blame(file):
+        basis = _basis(record.get("basis"), net)
         _check_classes(record["classes"], tensors.get("head.weight"), tensor_file)
         adapters = {}
         for site in net.sites.values():

@@ -34,14 +34,8 @@ def write(file: Path, format_: str, record: dict[str, Any], tensors: dict[str, T
     folder = file.parent
     blob = safetensors.torch.save(tensors)
     digest = hashlib.sha256(blob).hexdigest()
-    record = {
-        "format": format_,
-        "version": VERSION,
-        **record,
-        "tensors": {"file": f"tensors-{digest[:16]}.safetensors", "sha256": digest},
-        "versions": {"torch": torch.__version__, "torch_covnorm": __version__},
-    }
-    text = _sealed(record)
+    record = {**record, "tensors": {"file": f"tensors-{digest[:16]}.safetensors", "sha256": digest}}
+    text = sealed(format_, record)
     with blame(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for path, data in ((folder / record["tensors"]["file"], blob), (file, text)):
@@ -56,15 +50,43 @@ def write(file: Path, format_: str, record: dict[str, Any], tensors: dict[str, T
 def read(file: Path, format_: str) -> dict[str, Any]:
     """The JSON part, whole and of this format."""
     with blame(file):
-        record = json.loads(file.read_bytes())
-        if not isinstance(record, dict) or record.get("format") != format_:
-            raise CovNormError(f"is no {format_}")
-        if record.get("version") != VERSION:
-            raise CovNormError(
-                f"has version {record.get('version')}, this software reads {VERSION}: update it"
-            )
-        if record.pop("checksum", None) != checksum(record):
-            raise CovNormError("is damaged (its checksum differs): restore it from a copy")
+        return unsealed(file.read_bytes(), format_)
+
+
+def sealed(format_: str, record: dict[str, Any], indent: int | None = 1) -> bytes:
+    """A record as JSON with its format and checksum; what would not come back the same is refused.
+
+    `indent` is for human eyes; without it a large record is written several times faster.
+    """
+    versions = {"torch": torch.__version__, "torch_covnorm": __version__}
+    record = {"format": format_, "version": VERSION, **record, "versions": versions}
+    try:
+        text = json.dumps(
+            {**record, "checksum": checksum(record)},
+            indent=indent,
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+        same = {k: v for k, v in json.loads(text).items() if k != "checksum"} == record
+        data = text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CovNormError(f"does not fit into JSON: {error}") from None
+    if not same:
+        raise CovNormError("must be plain JSON: lists, strings as keys, no tuples")
+    return data
+
+
+def unsealed(data: bytes, format_: str) -> dict[str, Any]:
+    """What `sealed` was given, checked."""
+    record = json.loads(data)
+    if not isinstance(record, dict) or record.get("format") != format_:
+        raise CovNormError(f"is no {format_}")
+    if record.get("version") != VERSION:
+        raise CovNormError(
+            f"has version {record.get('version')}, this software reads {VERSION}: update it"
+        )
+    if record.pop("checksum", None) != checksum(record):
+        raise CovNormError("is damaged (its checksum differs): restore it from a copy")
     return record
 
 
@@ -83,12 +105,17 @@ def read_tensors(file: Path, record: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors of a record by name, as their checksum says."""
     path = tensor_file(file, record)
     with blame(path):
-        blob = path.read_bytes()
-        if hashlib.sha256(blob).hexdigest() != record["tensors"]["sha256"]:
-            raise CovNormError("is damaged (its checksum differs): restore it from a copy")
         # A length, a JSON header of names, dtypes and offsets, and raw numbers: this format has no
         # code to run, unlike torch.load's pickles; what it does not check, its callers do.
-        return safetensors.torch.load(blob)
+        return safetensors.torch.load(read_whole(path, record["tensors"]["sha256"]))
+
+
+def read_whole(file: Path, sha256: str) -> bytes:
+    """The bytes of a file, as their checksum says."""
+    data = file.read_bytes()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise CovNormError("is damaged (its checksum differs): restore it from a copy")
+    return data
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -120,20 +147,6 @@ def blame(file: Path) -> Iterator[None]:
         raise CovNormError(f"{file}: is incomplete or malformed ({error!r})") from error
     except (ValueError, safetensors.SafetensorError) as error:
         raise CovNormError(f"{file}: is damaged ({error}): restore it from a copy") from error
-
-
-def _sealed(record: dict[str, Any]) -> bytes:
-    """The record as JSON with its checksum; what would not come back the same is refused."""
-    try:
-        text = json.dumps(
-            {**record, "checksum": checksum(record)}, indent=1, ensure_ascii=False, allow_nan=False
-        ).encode()
-        same = {k: v for k, v in json.loads(text).items() if k != "checksum"} == record
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CovNormError(f"does not fit into JSON: {error}") from None
-    if not same:
-        raise CovNormError("must be plain JSON: lists, strings as keys, no tuples")
-    return text
 
 
 def write_file(file: Path, data: bytes) -> None:
