@@ -6,7 +6,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,10 +18,11 @@ from .domain import check_name
 from .errors import CovNormError, choices
 from .joint import Joined, given_ranks, join_settings
 from .methods import METHODS
+from .moments import Moments
 from .network import MultiDomainNetwork
 from .normalize import MiniAdaptation
 from .progress import Report
-from .ranks import check_threshold, rank_of
+from .ranks import check_budget, check_threshold, rank_of
 from .records import digest
 from .run import Run
 from .schedules import Training, plain, training_of
@@ -33,8 +34,10 @@ from .snapshot import Snapshot, tensors_of
 class Adapted:
     """What `adapt` did.
 
-    accuracy: on the validation data, in percent; None without them. `stages`: the same after each.
+    accuracy: on the validation data, in percent; None without them. `stages`: the same after each
+        stage, `tested`: on the test data, where they were given.
     parameters: as `MultiDomainNetwork.num_parameters`; `account` tells more.
+    moments: of A's input by site, where the method collects them.
     forgetting: for lwf. joined: for covnorm-joint, with the variance that the basis captures.
     """
 
@@ -47,6 +50,8 @@ class Adapted:
     ranks: dict[str, Any]
     forgetting: dict[str, float] | None = None
     joined: Joined | None = None
+    tested: dict[str, float | None] = field(default_factory=dict)
+    moments: dict[str, Moments] | None = None
 
 
 def adapt(
@@ -59,6 +64,7 @@ def adapt(
     classes: Any = None,
     start: Any = None,
     statistics: Any = None,
+    test: Any = None,
     training: Training | str | None = None,
     tuning: Training | Mapping[str, Any] | None = None,
     augment: Callable[[Tensor], Tensor] | None = None,
@@ -78,6 +84,7 @@ def adapt(
             copied, so that it is trained once and shared by methods.
         statistics: a loader of the training images un-augmented, for the moments, where `train`
             yields augmented ones. (What `augment=` does is not in the moments.)
+        test: a loader that is measured after every stage and decides nothing.
         training: of the first stage, a `Training` or the name of one; single settings (epochs=,
             lr=, …) may be given as they are.
         tuning: of the stage behind the compression: changes to `training`, by default a third of
@@ -105,7 +112,7 @@ def adapt(
     folder = None if snapshot is None else Path(snapshot)
     runs = []
     for i, n in enumerate(names):
-        loaders, others = (train, val), (classes, start, statistics)
+        loaders, others = (train, val), (classes, start, statistics, test)
         if not isinstance(name, str):
             loaders = tuple(_of(v, n, i, needed=True) for v in loaders)
             others = tuple(_of(v, n, i, needed=False) for v in others)
@@ -133,6 +140,8 @@ def _result(run: Run, method: str) -> Adapted:
         run.ranks,
         run.forgetting,
         run.joined,
+        run.tested,
+        run.moments,
     )
 
 
@@ -175,8 +184,16 @@ def _check_options(net: MultiDomainNetwork, names: Sequence[str], own: dict[str,
         if key in words and value not in words[key]:
             options = [w for w in words[key] if w is not None]
             raise CovNormError(f"{key}={value!r}: {choices(value, options)}")
+    rules = [k for k in ("variance", "ranks", "budget", "max_drop") if own.get(k) is not None]
+    if len(rules) > 1:
+        raise CovNormError(f"{'=, '.join(rules)}=: each chooses the ranks; give one of them")
     if own.get("variance") is not None:
         check_threshold(own["variance"])
+    if own.get("max_drop") is not None and not own["max_drop"] >= 0:
+        raise CovNormError(f"max_drop={own['max_drop']}: give points of accuracy, 0 or more")
+    if own.get("budget") is not None:
+        maps = [a.A for a in net.fresh_adapters(str(own["adapter"])).values() if a.A is not None]
+        check_budget(own["budget"], [sum(A.factors[0].shape) for A in maps])
     if "rank" in own:
         rank_of(own["rank"], 8, 8)
     given_ranks(own.get("ranks") or {}, net.sites)

@@ -16,7 +16,7 @@ from .errors import CovNormError, choices
 from .moments import Moments
 from .network import MultiDomainNetwork
 from .normalize import PCA, MiniAdaptation, covariance_normalization
-from .ranks import by_variance, by_variance_official, check_ranks, check_threshold
+from .ranks import by_budget, by_variance, by_variance_official, check_ranks, check_threshold
 from .routing import eval_mode, stepwise
 
 
@@ -77,6 +77,7 @@ def normalize_(
     variance: float | None = None,
     *,
     ranks: dict[str, tuple[int, int]] | None = None,
+    budget: int | None = None,
     M: MiniAdaptation | None = None,
     tune: Literal["M", "all"] | None = None,
     preset: str = "paper",
@@ -88,6 +89,7 @@ def normalize_(
         moments: of A's input at each site, from `collect`.
         variance: the threshold t of the rank rule, 0.99 in the paper; 1.0 keeps every direction.
         ranks: {site: (kx, ky)} instead of the rule.
+        budget: adapter parameters in all, once absorbed, instead of the rule; see `ranks_within`.
         M: "closed-form" (reproduces A at full ranks), "identity" (the two PCAs unaligned; absorbed
             before it is tuned, it is what the paper calls PCA+FTA) or "random".
         tune: what trains afterwards: "M" (the paper's text) or "all" (its Algorithm 1: M, W, C).
@@ -97,15 +99,15 @@ def normalize_(
     All sites are computed first; on an error the network is as it was.
     """
     chosen = _preset(preset, variance, M, tune)
+    if budget is not None:
+        if ranks or variance is not None:
+            raise CovNormError("budget= takes the place of variance= and ranks=: give one of them")
+        ranks = ranks_within(net, name, moments, budget)
     new: dict[str, LinearMap] = {}
     for site, adapter in net.domain(name).adapters.items():
         if adapter.A is None:
             continue
-        x, d = moments.get(site), adapter.A.factors[0].shape[1]
-        if x is None or x.n == 0 or x.d != d:
-            raise CovNormError(
-                f"site {site!r}: needs moments of {d} features, got {x!r}: cn.collect them"
-            )
+        x = _moments_for(site, adapter.A, moments)
         new[site] = _normalized(adapter.A, x, (ranks or {}).get(site), chosen, site, generator)
     if not new:
         raise CovNormError(f"domain {name!r} has no matrix A to normalise: adapter='residual'")
@@ -118,6 +120,25 @@ def normalize_(
         adapters[site].A = map_.to(adapters[site].A.bias).train(net.training)
     net.domain(name).basis = None
     return {site: (map_.ranks[0], map_.ranks[1]) for site, map_ in new.items()}
+
+
+@torch.no_grad()
+def ranks_within(
+    net: MultiDomainNetwork, name: str, moments: dict[str, Moments], budget: int
+) -> dict[str, tuple[int, int]]:
+    """{site: (kx, ky)} that cost at most `budget` parameters in all, once M is absorbed.
+
+    The budget goes to the output directions of largest variance, over all sites (`by_budget`). As
+    2·d·min(kx, ky) counts the smaller rank alone, the input keeps every direction: C·M·W is then
+    the best map of its rank in the variance of y.
+    """
+    spectra, widths = {}, {}
+    for site, A in net.domain(name).maps.items():
+        x = _moments_for(site, A, moments)
+        y = x.transform(*(t.cpu().to(x.mean) for t in (A.matrix(), A.offset)))
+        spectra[site], widths[site] = y.pca()[0], (A.factors[0].shape[1], len(y.mean))
+    kept = by_budget(spectra, {site: sum(widths[site]) for site in widths}, budget)
+    return {site: (widths[site][0], k) for site, k in kept.items()}
 
 
 @torch.inference_mode(False)
@@ -135,6 +156,15 @@ def absorb_(net: MultiDomainNetwork, name: str) -> None:
     for adapter, map_ in zip(adapters, absorbed, strict=True):
         adapter.A = map_
     net.domain(name).basis = None
+
+
+def _moments_for(site: str, A: LinearMap, moments: dict[str, Moments]) -> Moments:
+    x, d = moments.get(site), A.factors[0].shape[1]
+    if x is None or x.n == 0 or x.d != d:
+        raise CovNormError(
+            f"site {site!r}: needs moments of {d} features, got {x!r}: cn.collect them"
+        )
+    return x
 
 
 def _normalized(

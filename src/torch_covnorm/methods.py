@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 from torch import Tensor
 
 from .covnorm import absorb_, normalize_
+from .errors import CovNormError
+from .evaluation import evaluate
 from .geometric import svd_
 from .joint import join_, join_svd_
 from .lwf import OldAnswers, distillation, forgetting, fork_
+from .moments import Moments
+from .ranks import smallest
 from .run import Run
 
 
@@ -87,10 +92,37 @@ def _svd_fta(run: Run) -> None:
 def _normalise(run: Run, **fixed: Any) -> None:
     run.add_trained()
     moments = run.collect()
+    names = ("variance", "ranks", "budget", "M", "tune", "preset")
+    given = {k: v for k, v in run.options.items() if k in names and v is not None}
     with run.timed("normalize"):
-        names = ("variance", "ranks", "M", "tune", "preset")
-        given = {k: v for k, v in run.options.items() if k in names and v is not None}
+        if run.options.get("max_drop") is not None:
+            given["budget"] = _least_budget(run, moments, run.options["max_drop"])
         run.ranks = normalize_(run.net, run.name, moments, **(given | fixed))
+
+
+def _least_budget(run: Run, moments: dict[str, Moments], drop: float) -> int:
+    """The smallest budget that keeps the validation accuracy within `drop` points of A's own.
+
+    Bisection over 32 budgets from one direction a site to A's own parameters; M is in closed form,
+    so nothing is trained in between.
+    """
+    val, trained = run.val, run.domain
+    if val is None:
+        raise CovNormError(f"domain {run.name!r}: max_drop= needs validation data")
+    goal = (evaluate(run.net, run.name, val).accuracy or 0.0) - drop
+    shapes = [A.factors[0].shape for A in trained.maps.values()]
+    low, high = sum(map(sum, shapes)), sum(a * b for a, b in shapes)
+    budgets = [round(low * (max(high, low) / low) ** (i / 31)) for i in range(32)]
+
+    def good(budget: int) -> bool:
+        run.net.domains[run.name] = copy.deepcopy(trained)
+        normalize_(run.net, run.name, moments, budget=budget)
+        return (evaluate(run.net, run.name, val).accuracy or 0.0) >= goal
+
+    try:
+        return smallest(budgets, good)
+    finally:
+        run.net.domains[run.name] = trained
 
 
 def _pca_fta(run: Run) -> None:
@@ -187,7 +219,7 @@ METHODS: dict[str, Method] = {
     "covnorm": Method(
         "A ≈ C·M·W by its data's PCAs, M tuned and absorbed",
         _covnorm,
-        {**_BY_VARIANCE, "M": None, "tune": None, "preset": None},
+        {**_BY_VARIANCE, "budget": None, "max_drop": None, "M": None, "tune": None, "preset": None},
     ),
     "joint-svd": Method(
         "the A's of several domains share W (Rebuffi 2018)",

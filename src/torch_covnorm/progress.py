@@ -25,6 +25,23 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
+def _silent(*_: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Telling:
+    """Where work of several stages tells what it does.
+
+    stage: called with a stage's name and what it is for. training: with every step. images: with
+    (images so far, of how many), where a stage only reads them.
+    """
+
+    stage: Callable[[str, str], None] = _silent
+    training: Report = _silent
+    images: Callable[[int, int], None] = _silent
+
+
 @contextlib.contextmanager
 def showing(progress: bool | Report | None) -> Iterator[Report]:
     """Where to report to: a function; True, a bar; None, a bar on a terminal; False, nowhere."""

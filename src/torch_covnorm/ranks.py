@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from torch import Tensor
 
 from .errors import CovNormError
@@ -31,6 +33,50 @@ def by_variance_official(E: Tensor, t: float) -> int:
     check_threshold(t)
     below = int((explained(E) < t).sum()) if E[0] > 0 else 0
     return min(max(below, 2), len(E))
+
+
+def by_budget(
+    spectra: Mapping[str, Tensor], costs: Mapping[str, int], budget: int
+) -> dict[str, int]:
+    """{site: k_y}: one budget of parameters for all sites, spent by output variance.
+
+    A direction i of a site's output y explains ``e_i`` for `costs` = d_in + d_out parameters; the
+    largest ``e_i / cost`` come first, as far as the budget goes. Every site keeps at least one.
+    """
+    least = check_budget(budget, list(costs.values()))
+    ranks, left = dict.fromkeys(spectra, 1), budget - least
+    offers = [
+        (float(e) / costs[site], place, site)
+        for place, (site, E) in enumerate(spectra.items())
+        for e in E[1:]
+    ]
+    for _, _, site in sorted(offers, key=lambda offer: (-offer[0], offer[1])):
+        if costs[site] <= left:
+            ranks[site] += 1
+            left -= costs[site]
+    return ranks
+
+
+def smallest(sizes: Sequence[int], good: Callable[[int], bool]) -> int:
+    """The smallest of rising sizes that is good, by bisection; the last one counts as good.
+
+    What is good stays good as it grows: asked of ``log2(len(sizes))`` of them.
+    """
+    low, high = 0, len(sizes) - 1
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if good(sizes[middle]) else (middle + 1, high)
+    return sizes[low]
+
+
+def check_budget(budget: int, costs: Sequence[int]) -> int:
+    """Refuse a budget that is not enough for one direction at every site; returns what is."""
+    if budget < (least := sum(costs)):
+        raise CovNormError(
+            f"budget={budget}: one direction at each of {len(costs)} sites costs {least} "
+            "parameters: give as many or more"
+        )
+    return least
 
 
 def check_threshold(t: float) -> None:

@@ -46,13 +46,16 @@ class Run:
     classes: Sequence[str] | int | None = None
     start: str | None = None
     statistics: Iterable[Any] | None = None
+    test: Iterable[Any] | None = None
     augment: Callable[[Tensor], Tensor] | None = None
     progress: bool | Report | None = None
     snapshot: Path | None = None
     every: float = 20.0
     stages: dict[str, float | None] = field(default_factory=dict)
+    tested: dict[str, float | None] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     ranks: dict[str, Any] = field(default_factory=dict)
+    moments: dict[str, Moments] | None = None
     forgetting: dict[str, float] | None = None
     joined: Joined | None = None
 
@@ -114,6 +117,7 @@ class Run:
         )
         self.seconds[stage] = done.seconds
         self.stages[stage] = done.accuracy
+        self._test(stage)
 
     def collect(self) -> dict[str, Moments]:
         """The moments of A's input; a stage of its own in the snapshot."""
@@ -127,12 +131,14 @@ class Run:
                 moments = collect(self.net, self.name, images)
                 if folder is not None:
                     save_moments(folder, settings, moments)
+        self.moments = moments
         return moments
 
     def note(self, stage: str) -> None:
         """Validate as it is now."""
         if self.val is not None:
             self.stages[stage] = evaluate(self.net, self.name, self.val).accuracy
+        self._test(stage)
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -141,6 +147,11 @@ class Run:
         start = time.perf_counter()
         yield
         self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+    def _test(self, stage: str) -> None:
+        """Measure, and decide nothing by it."""
+        if self.test is not None:
+            self.tested[stage] = evaluate(self.net, self.name, self.test).accuracy
 
     def _kind(self) -> str:
         """The structure whose A is trained: that of an existing domain, else the option's."""

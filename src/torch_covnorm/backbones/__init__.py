@@ -6,6 +6,7 @@ import os
 import warnings
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -58,6 +59,22 @@ def load_backbone(
     if net is None:
         raise CovNormError(f"{weights}: these are no weights of {name}")
     return net.eval()
+
+
+def preprocessing_of(backbone: nn.Module) -> dict[str, Any]:
+    """``{"size", "mean", "std"}``: what a backbone was trained to read, for RGB in [0, 1].
+
+    Ours and timm's models know theirs; of others ImageNet's usual values are assumed.
+    """
+    how = getattr(backbone, "preprocessing", None)
+    if isinstance(how, dict) and {"size", "mean", "std"} <= set(how):
+        return {"size": int(how["size"]), "mean": list(how["mean"]), "std": list(how["std"])}
+    timm = getattr(backbone, "pretrained_cfg", None) or {}
+    return {
+        "size": int(timm.get("input_size", (3, 224, 224))[-1]),
+        "mean": list(timm.get("mean", VGG16.preprocessing["mean"])),
+        "std": list(timm.get("std", VGG16.preprocessing["std"])),
+    }
 
 
 def read_state_dict(file: Path) -> dict[str, Tensor]:

@@ -1,0 +1,8 @@
+"""An ecology: a folder with one backbone, many domains, and what they share."""
+
+from __future__ import annotations
+
+from .store import Details, Ecology, Entry
+from .verify import verify
+
+__all__ = ["Details", "Ecology", "Entry", "verify"]

@@ -1,0 +1,260 @@
+"""`add`: from decoded images to a domain of the store, by any method; killed, it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..adapt import Adapted, adapt
+from ..bare import linear_accuracy
+from ..covnorm import collect
+from ..data.decode import Decoded
+from ..data.loader import Batches
+from ..errors import CovNormError, choices
+from ..methods import METHODS
+from ..network import MultiDomainNetwork
+from ..prediction import probabilities
+from ..progress import Telling
+from ..schedules import plain
+from . import measure
+from .store import Details, Ecology
+from .work import unfinished, workplace
+
+TRAINED_BY = {"residual": "ra", "parallel": "parallel", "conv": "dan"}  # a full A of this kind
+FULL = set(TRAINED_BY.values())
+STAGES = ("train", "collect", "normalize", "tune")
+
+
+@dataclass(frozen=True)
+class How:
+    """How a domain is made: the method with its options, training, what is stored.
+
+    options: of the method (variance=, budget=, …) and of its training (epochs=, lr=, …), as
+        `adapt` takes them. dtype: "float32", or "float16", half the bytes.
+    """
+
+    method: str = "covnorm"
+    options: dict[str, Any] = field(default_factory=dict)
+    batch: int = 32
+    augment: Callable[[Tensor], Tensor] | None = None
+    dtype: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("float32", "float16"):
+            raise CovNormError(f"dtype={self.dtype!r}: domains are stored as float32 or float16")
+
+    @property
+    def storage(self) -> torch.dtype:
+        """As torch knows it."""
+        return torch.float16 if self.dtype == "float16" else torch.float32
+
+    def record(self) -> dict[str, Any]:
+        """As plain JSON."""
+        said = {"method": self.method, "batch": self.batch, "seed": self.seed, "dtype": self.dtype}
+        augment = self.augment and [plain(self.augment), repr(self.augment)]
+        return {**said, "augment": augment, **plain(self.options)}
+
+
+def add(
+    ecology: Ecology,
+    name: str,
+    data: Decoded,
+    how: How | None = None,
+    *,
+    source: Mapping[str, Any] | None = None,
+    replace: bool = False,
+    fresh: bool = False,
+    backbone: nn.Module | None = None,
+    device: str | torch.device = "cpu",
+    tell: Telling | None = None,
+) -> dict[str, Any]:
+    """Adapt the ecology's backbone to decoded images and keep the domain; returns its details.
+
+    Stages are kept in a workplace inside the ecology: a run that was killed and is called again
+    with the same settings goes on where it was. The store changes at the very end, in one step.
+
+    Args:
+        source: where the images came from, for later commands: "path", "seed".
+        replace: the domain may be there already; until the end it stays as it is.
+        fresh: forget the unfinished work of an earlier call.
+        backbone: the caller's module, where the ecology was made with one.
+    """
+    how, tell = how or How(), tell or Telling()
+    if not replace:
+        ecology.check_new(name)
+    if how.method not in METHODS:
+        raise CovNormError(f"method={how.method!r}: {choices(how.method, METHODS)}")
+    if METHODS[how.method].joint:
+        raise CovNormError(
+            f"method={how.method!r} is for several domains: add each by 'covnorm' or 'ra', then "
+            "covnorm join"
+        )
+    busy = f"{ecology.folder}: domain {name!r} is being added by another process: wait for it"
+    with workplace(ecology.workplace(name), busy, fresh) as work:
+        settings = {**how.record(), "domain": name, "data": data.digest}
+        settings["backbone"] = ecology.backbone["fingerprint"]
+        job = unfinished(work, settings)
+        net = ecology.network(backbone).to(device)
+        run = _Running(net, name, data, how, work, tell, _inputs(ecology, data))
+        if "before" not in (known := job.load() or {}):
+            tell.stage("bare", "a linear head on the frozen network: what adapting has to beat")
+            known = {"before": run.bare()}
+            job.save(known)
+        details = run.through_method(known["before"])
+        facts = {**details.facts, "source": {**_balance(data), **(source or {})}}
+        facts["history"] = [*_history(ecology, name), event("add", how.method, facts["results"])]
+        tell.stage("store", "its tensors, results and statistics go into the ecology")
+        ecology.put(net, {name: _with(details, facts)}, how.storage, replace)
+    return facts
+
+
+@dataclass
+class _Running:
+    """One `add` under way."""
+
+    net: MultiDomainNetwork
+    name: str
+    data: Decoded
+    how: How
+    work: Path
+    tell: Telling
+    inputs: dict[str, Any]
+
+    @property
+    def held_out(self) -> str:
+        """The part that accuracies are of."""
+        return next(s for s in ("test", "val", "train") if s in self.data.splits)
+
+    def batches(self, split: str, shuffle: bool = False, told: bool = False) -> Batches | None:
+        if split not in self.data.splits:
+            return None
+        part, size = self.data.splits[split], self.how.batch if shuffle else 64
+        progress = self.tell.images if told else None
+        return Batches(part.x, part.y, self.inputs, size, shuffle, progress)
+
+    def bare(self) -> float:
+        train, test = self.batches("train", told=True), self.batches(self.held_out)
+        assert train is not None
+        assert test is not None
+        return linear_accuracy(self.net, len(self.data.classes), train, self.batches("val"), test)
+
+    def through_method(self, before: float) -> Details:
+        """Train, compress and measure; the domain is in the network then, as it is stored."""
+        start, how = None, self.how
+        own = METHODS[how.method].options
+        done: list[Adapted] = []
+        if "adapter" in own:
+            kind = str(how.options.get("adapter", "residual"))
+            start = "trained" if self.name != "trained" else "trained-a"
+            training = {k: v for k, v in how.options.items() if k not in own}
+            done.append(self._adapt(start, TRAINED_BY.get(kind, kind), training, None))
+        done.append(self._adapt(self.name, how.method, how.options, start))
+        last = done[-1]
+        trained = self.net.domain(start) if start is not None else None
+        moments = last.moments
+        if how.method in FULL:
+            self.tell.stage("moments", "n, mean, covariance of A's input: for joining it later")
+            moments = collect(self.net, self.name, self.batches("train", told=True) or [])
+        as_trained = trained if trained is not None else self.net.domain(self.name)
+        spectra = measure.spectra(as_trained, moments) if moments else {}
+        measure.round_(self.net, self.name, how.storage)
+        results, pictures = self._results(before, done)
+        facts = {
+            "method": how.method,
+            "settings": how.record(),
+            "results": {**results, "spectra": spectra},
+        }
+        return Details(facts, moments, trained, pictures)
+
+    def _adapt(self, name: str, method: str, options: Any, start: str | None) -> Adapted:
+        done: Adapted = adapt(
+            self.net,
+            name,
+            self.batches("train", shuffle=True),
+            self.batches("val"),
+            method,
+            classes=list(self.data.classes) if start is None else None,
+            start=start,
+            statistics=self.batches("train", told=True),
+            test=self.batches(self.held_out),
+            augment=self.how.augment,
+            progress=self.tell.training,
+            snapshot=self.work / ("trained" if start is None and name != self.name else "domain"),
+            seed=self.how.seed,
+            **options,
+        )
+        self.net.domain(name).preprocessing = dict(self.inputs)
+        return done
+
+    def _results(
+        self, before: float, done: list[Adapted]
+    ) -> tuple[dict[str, Any], dict[str, bytes]]:
+        part, classes, last = self.data.splits[self.held_out], self.data.classes, done[-1]
+        self.tell.stage("measure", f"the stored domain on {len(part.y):,} images: {self.held_out}")
+        found = probabilities(self.net, self.name, part.x)
+        answers = found.argmax(1)
+        said, pictures = measure.examples(part.x, part.y, found, classes)
+        stages = {k: v for d in done for k, v in d.tested.items()}
+        seconds = {k: v for d in reversed(done) for k, v in d.seconds.items()}
+        results = {
+            "on": self.held_out,
+            "accuracy": {
+                "before": before,
+                "adapted": done[0].tested.get("train"),
+                "compressed": stages.get("normalize"),
+                "final": 100 * float((answers == part.y).float().mean()),
+            },
+            "validation": last.accuracy,
+            "ranks": {site: _pair(rank) for site, rank in last.ranks.items()},
+            "seconds": {**dict.fromkeys(STAGES, 0.0), **seconds},
+            "confusion": measure.confusion(part.y, answers, len(classes)),
+            "examples": said,
+            "dtype": self.how.dtype,
+            **measure.sizes(self.net, self.name),
+        }
+        return results, pictures
+
+
+def event(what: str, method: str, results: Mapping[str, Any]) -> dict[str, Any]:
+    """A line of a domain's history."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    accuracy, parameters = results["accuracy"]["final"], results["parameters"]["adapter"]
+    said = {"time": now, "what": what, "method": method}
+    return {**said, "accuracy": accuracy, "parameters": parameters}
+
+
+def _pair(rank: Any) -> list[int]:
+    return list(rank) if isinstance(rank, tuple | list) else [rank, rank]
+
+
+def _inputs(ecology: Ecology, data: Decoded) -> dict[str, Any]:
+    """How images become inputs: the size of these data, the backbone's mean and std."""
+    return {**ecology.backbone["preprocessing"], "size": data.size, "fit": data.fit}
+
+
+def _balance(data: Decoded) -> dict[str, Any]:
+    return {
+        "digest": data.digest,
+        "images": {split: len(part.y) for split, part in data.splits.items()},
+        "balance": data.balance(),
+        "unreadable": len(data.unreadable),
+        "duplicates": len(data.duplicates),
+    }
+
+
+def _history(ecology: Ecology, name: str) -> list[dict[str, Any]]:
+    if name not in ecology.domains:
+        return []
+    history: list[dict[str, Any]] = ecology.details(name)["history"]
+    return history
+
+
+def _with(details: Details, facts: dict[str, Any]) -> Details:
+    return Details(facts, details.moments, details.trained, details.examples)

@@ -1,0 +1,101 @@
+"""What the store keeps of a domain's results: accuracy, confusion, examples, spectra, sizes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import files
+from ..accounting import account
+from ..domain import Domain
+from ..moments import Moments
+from ..network import MultiDomainNetwork
+
+LARGEST_CONFUSION = 100  # classes; a larger table is no longer read by anybody
+EXAMPLES = 12
+
+
+def round_(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> None:
+    """Make a domain what its file will have: what is measured is what is served."""
+    record, tensors = files.packed(net, net.domain(name), dtype)
+    here = Path(f"domain {name!r}")
+    net.domains[name] = files.unpacked(net, record, tensors, name, None, here, here)
+
+
+def confusion(labels: Tensor, answers: Tensor, classes: int) -> list[list[int]] | None:
+    """Counts (classes, classes): rows are the truth, columns the answers."""
+    if classes > LARGEST_CONFUSION:
+        return None
+    counts = torch.bincount(labels * classes + answers, minlength=classes * classes)
+    table: list[list[int]] = counts.reshape(classes, classes).tolist()
+    return table
+
+
+def examples(
+    images: Tensor, labels: Tensor, probabilities: Tensor, classes: Sequence[str]
+) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """A few images with their answers, every third one a mistake where there are enough.
+
+    Returns what is said of each, and {key: PNG}.
+    """
+    sure, answers = probabilities.max(1)
+    wrong = (answers != labels).nonzero().flatten().tolist()
+    right = (answers == labels).nonzero().flatten().tolist()
+    picked = sorted(_spread(wrong, EXAMPLES // 3)) or []
+    picked = _spread(right, EXAMPLES - len(picked)) + picked
+    said, files = [], {}
+    for place, i in enumerate(picked):
+        key = f"{place:03}"
+        said.append(
+            {
+                "truth": classes[int(labels[i])],
+                "label": classes[int(answers[i])],
+                "probability": round(float(sure[i]), 4),
+                "image": key,
+            }
+        )
+        files[key] = _png(images[i])
+    return said, files
+
+
+def spectra(domain: Domain, moments: Mapping[str, Moments]) -> dict[str, dict[str, list[float]]]:
+    """Eigenvalues of A's input x and output y, and singular values of A itself, by site."""
+    found = {}
+    for site, A in domain.maps.items():
+        if site not in moments:
+            continue
+        x, matrix = moments[site], A.matrix().detach().cpu().double()
+        y = x.transform(matrix, A.offset.detach().cpu().double())
+        values = {"x": x.pca()[0], "y": y.pca()[0], "A": torch.linalg.svdvals(matrix)}
+        found[site] = {k: [float(f"{v:.5g}") for v in t.tolist()] for k, t in values.items()}
+    return found
+
+
+def sizes(net: MultiDomainNetwork, name: str) -> dict[str, Any]:
+    """Parameters by kind and what they are shares of."""
+    found = account(net, name)
+    parameters = {k: v for k, v in found.parameters.items() if v}
+    return {
+        "parameters": {"adapter": 0, **parameters, "total": net.num_parameters(name)["total"]},
+        "denominators": found.denominators,
+        "widths": {s: site.d_out for s, site in net.sites.items()},
+    }
+
+
+def _spread(places: list[int], k: int) -> list[int]:
+    """k of them, evenly spread."""
+    k = min(k, len(places))
+    return [places[i * len(places) // k] for i in range(k)]
+
+
+def _png(image: Tensor) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "PNG", optimize=True)
+    return file.getvalue()
