@@ -150,12 +150,12 @@ def test_a_class_of_torchs_optimisers_gets_the_rate():
 
 
 def test_tuning_scales_the_milestones_with_the_epochs():
-    from torch_covnorm.adapt import _settings
+    from torch_covnorm.settings import settings_of
 
-    _, first, second = _settings("covnorm", "decathlon", None, {})
+    _, first, second = settings_of("covnorm", "decathlon", None, {})
     assert (first.epochs, first.milestones) == (120, (80, 100))
     assert (second.epochs, second.milestones) == (60, (40, 50))
-    assert _settings("covnorm", "decathlon", None, {"epochs": 0})[2].epochs == 0
+    assert settings_of("covnorm", "decathlon", None, {"epochs": 0})[2].epochs == 0
 
 
 def test_labels_may_be_lists_arrays_and_small_integers():

@@ -17,7 +17,8 @@ SOURCE = ROOT / "src" / "torch_covnorm"
 FLOW = """
     version errors modulemap moments ranks normalize adapters sites domain routing mixed merge
     records basis files network batches covnorm geometric joint accounting lwf evaluation progress
-    schedules seeds snapshot loop training run methods adapt data backbones __init__
+    schedules seeds snapshot loop training run methods settings adapt data backbones bare prediction export
+    ecology report cli __init__ __main__
 """.split()  # noqa: SIM905
 
 

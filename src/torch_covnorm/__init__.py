@@ -7,8 +7,10 @@ from .basis import Basis
 from .covnorm import PRESETS, absorb_, collect, normalize_
 from .data.score import decathlon_score
 from .domain import Domain
+from .ecology import Ecology
 from .errors import CovNormError, CovNormWarning
 from .evaluation import Evaluation, evaluate
+from .export import Exported, export
 from .geometric import svd_
 from .joint import Joined, join_, join_svd_
 from .lwf import forgetting
@@ -31,7 +33,9 @@ __all__ = [
     "CovNormError",
     "CovNormWarning",
     "Domain",
+    "Ecology",
     "Evaluation",
+    "Exported",
     "Fit",
     "Joined",
     "Moments",
@@ -46,6 +50,7 @@ __all__ = [
     "collect",
     "decathlon_score",
     "evaluate",
+    "export",
     "fit",
     "forgetting",
     "join_",

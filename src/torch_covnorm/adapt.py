@@ -6,27 +6,24 @@ import contextlib
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from torch import Tensor
 
-from .adapters import KINDS
-from .covnorm import PRESETS
 from .domain import check_name
-from .errors import CovNormError, choices
-from .joint import Joined, given_ranks, join_settings
+from .errors import CovNormError
+from .joint import Joined
 from .methods import METHODS
 from .moments import Moments
 from .network import MultiDomainNetwork
-from .normalize import MiniAdaptation
 from .progress import Report
-from .ranks import check_budget, check_threshold, rank_of
 from .records import digest
 from .run import Run
-from .schedules import Training, plain, training_of
+from .schedules import Training, plain
 from .seeds import random_numbers_kept, seed_all
+from .settings import check_for, settings_of
 from .snapshot import Snapshot, tensors_of
 
 
@@ -99,16 +96,14 @@ def adapt(
     or in the same order, and return {name: Adapted}; with "covnorm-joint" one name joins an
     existing basis.
     """
-    if method not in METHODS:
-        raise CovNormError(f"method={method!r}: {choices(method, METHODS)}")
+    own, first, second = settings_of(method, training, tuning, options)
     chosen = METHODS[method]
     names = [check_name(n) for n in ([name] if isinstance(name, str) else name)]
     if not names or (len(names) > 1 and not chosen.joint):
         raise CovNormError(f"method={method!r} takes one domain, not {names!r}")
     if start is not None and "adapter" not in chosen.options:
         raise CovNormError(f"start={start!r}: {method!r} does not start from a trained A")
-    own, first, second = _settings(method, training, tuning, options)
-    _check_options(net, names, own)
+    check_for(net, names, own)
     folder = None if snapshot is None else Path(snapshot)
     runs = []
     for i, n in enumerate(names):
@@ -169,73 +164,6 @@ def _undone_on_error(net: MultiDomainNetwork, names: Sequence[str]) -> Iterator[
         for adapter, A in maps:
             adapter.A = A
         raise
-
-
-def _check_options(net: MultiDomainNetwork, names: Sequence[str], own: dict[str, Any]) -> None:
-    """Refuse now what would fail behind the training."""
-    words = {
-        "M": (None, "none", *get_args(MiniAdaptation)),
-        "tune": (None, "M", "all"),
-        "count": (None, "positions", "images"),
-        "adapter": tuple(k for k in KINDS if k != "batchnorm"),
-        "preset": (None, *PRESETS),
-    }
-    for key, value in own.items():
-        if key in words and value not in words[key]:
-            options = [w for w in words[key] if w is not None]
-            raise CovNormError(f"{key}={value!r}: {choices(value, options)}")
-    rules = [k for k in ("variance", "ranks", "budget", "max_drop") if own.get(k) is not None]
-    if len(rules) > 1:
-        raise CovNormError(f"{'=, '.join(rules)}=: each chooses the ranks; give one of them")
-    if own.get("variance") is not None:
-        check_threshold(own["variance"])
-    if own.get("max_drop") is not None and not own["max_drop"] >= 0:
-        raise CovNormError(f"max_drop={own['max_drop']}: give points of accuracy, 0 or more")
-    if own.get("budget") is not None:
-        maps = [a.A for a in net.fresh_adapters(str(own["adapter"])).values() if a.A is not None]
-        check_budget(own["budget"], [sum(A.factors[0].shape) for A in maps])
-    if "rank" in own:
-        rank_of(own["rank"], 8, 8)
-    given_ranks(own.get("ranks") or {}, net.sites)
-    basis = own.get("basis")
-    if basis is not None and check_name(basis) in net.bases:
-        if "rank" in own:
-            raise CovNormError(f"basis {basis!r} exists already: give another name as basis=")
-        join_settings(net.basis(basis), own["variance"], own["count"], names)
-
-
-def _settings(
-    method: str,
-    training: Training | str | None,
-    tuning: Training | Mapping[str, Any] | None,
-    options: dict[str, Any],
-) -> tuple[dict[str, Any], Training, Training]:
-    """The method's own settings, and how its first and its second stage train."""
-    chosen = METHODS[method]
-    of_training = {f.name for f in fields(Training)}
-    for key in options:
-        if key not in of_training and key not in chosen.options:
-            known = [*chosen.options, *of_training]
-            raise CovNormError(f"{key}= is no setting of method {method!r}: {choices(key, known)}")
-    own = {**chosen.options, **{k: v for k, v in options.items() if k in chosen.options}}
-    changes = {k: v for k, v in options.items() if k in of_training}
-    preset = own.get("preset") if own.get("preset") in PRESETS else None
-    first = training_of(training or preset)
-    if training is None and preset is None:
-        first = first.changed(dict(chosen.training))
-    first = first.changed(changes)
-    slower = {"paper": 1, "official-code": 10}.get(str(preset), 3)
-    head_lr = None if first.head_lr is None else first.head_lr / slower
-    second = replace(first, lr=first.lr / slower, head_lr=head_lr)
-    if preset is None:
-        half = -(-first.epochs // 2)
-        milestones = tuple(m * half / max(first.epochs, 1) for m in first.milestones)
-        second = replace(second, epochs=half, milestones=milestones)
-    if isinstance(tuning, Training):
-        second = tuning
-    elif tuning is not None:
-        second = second.changed(dict(tuning))
-    return own, first, second
 
 
 def _of(values: Any, name: str, place: int, needed: bool) -> Any:

@@ -84,6 +84,8 @@ class Loop:
     def run_epoch(self, train: Iterable[Any], saved: Snapshot | None, report: Report) -> None:
         """From where it stands to the end of the epoch."""
         self.net.train_domain(self.name)
+        if self.settings.norms == "frozen":
+            self.domain.norms.eval()
         steps = _length(train)
         start, images, skip, step = time.perf_counter(), 0, self.step, 0
         seed_all(self.settings.seed, self.epoch, "epoch")

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .data.decode import fit_image
-from .data.images import read_image
+from .data.decode import load_image
 from .data.loader import as_input
 from .errors import CovNormError
 from .network import MultiDomainNetwork
@@ -28,7 +27,7 @@ def preprocessing(net: MultiDomainNetwork, name: str) -> dict[str, Any]:
 def read_inputs(net: MultiDomainNetwork, name: str, files: Sequence[Any]) -> Tensor:
     """Image files as a domain reads them: uint8 (n, 3, size, size)."""
     how = preprocessing(net, name)
-    return torch.stack([fit_image(read_image(f), how["size"], how["fit"]) for f in files])
+    return torch.stack([load_image(f, how["size"], how["fit"]) for f in files])
 
 
 @torch.no_grad()

@@ -189,7 +189,7 @@ class Run:
 
 
 def trained(domain: Domain, net: MultiDomainNetwork) -> bool:
-    """Whether anything has trained it: its norms have counted batches, or an A has left its start.
+    """Whether anything has trained it: its norms have counted batches or changed, or an A has.
 
     A DAN adapter on a network without norms has no counter, but starts as the identity.
     """
@@ -198,6 +198,8 @@ def trained(domain: Domain, net: MultiDomainNetwork) -> bool:
         if norm.num_batches_tracked is not None and torch.ne(
             norm.num_batches_tracked, before.get_buffer("num_batches_tracked")
         ):
+            return True
+        if norm.affine and not torch.equal(norm.weight, before.get_parameter("weight")):
             return True
     for _, adapter in domain.adapters.items():
         for norm in (adapter.B1, adapter.B2):

@@ -17,6 +17,7 @@ OptimizerMaker = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 WORDS = {
     "optimizer": ("adamw", "adam", "sgd"),
     "schedule": ("one-cycle", "cosine", "plateau", "steps", "constant"),
+    "norms": ("batch", "frozen"),
     "precision": ("float32", "mixed"),
 }
 
@@ -34,6 +35,9 @@ class Training:
         for `patience` epochs), "steps" is ÷10 at each epoch of `milestones`, "constant"; or a
         function from the epoch, a fraction included, to the factor.
     stop_after: stop when the validation has not improved for so many epochs.
+    norms: the statistics of the backbone's own BatchNorms, per domain: "batch", estimated anew as
+        BatchNorm does, or "frozen", as the backbone has them (their scale and shift train). With
+        few images, the batches' statistics are noise and frozen ones are better.
     clip: largest norm of the gradient.
     precision: "mixed" is bfloat16 or float16 where the device computes it well, else float32.
     """
@@ -49,6 +53,7 @@ class Training:
     milestones: tuple[float, ...] = ()
     patience: int = 3
     stop_after: int | None = None
+    norms: str = "batch"
     clip: float | None = None
     precision: str = "float32"
     seed: int = 0
@@ -56,7 +61,7 @@ class Training:
     def __post_init__(self) -> None:
         for name, options in WORDS.items():
             value = getattr(self, name)
-            function = callable(value) and name != "precision"
+            function = callable(value) and name in ("optimizer", "schedule")
             if not function and (not isinstance(value, str) or value not in options):
                 raise CovNormError(f"{name}={value!r}: {choices(value, options)}")
         if self.epochs < 0 or not self.lr > 0:

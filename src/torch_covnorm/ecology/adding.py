@@ -16,12 +16,13 @@ from ..bare import linear_accuracy
 from ..covnorm import collect
 from ..data.decode import Decoded
 from ..data.loader import Batches
-from ..errors import CovNormError, choices
+from ..errors import CovNormError
 from ..methods import METHODS
 from ..network import MultiDomainNetwork
 from ..prediction import probabilities
 from ..progress import Telling
 from ..schedules import plain
+from ..settings import settings_of
 from . import measure
 from .store import Details, Ecology
 from .work import unfinished, workplace
@@ -49,6 +50,7 @@ class How:
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "float16"):
             raise CovNormError(f"dtype={self.dtype!r}: domains are stored as float32 or float16")
+        settings_of(self.method, None, None, self.options)
 
     @property
     def storage(self) -> torch.dtype:
@@ -89,8 +91,6 @@ def add(
     how, tell = how or How(), tell or Telling()
     if not replace:
         ecology.check_new(name)
-    if how.method not in METHODS:
-        raise CovNormError(f"method={how.method!r}: {choices(how.method, METHODS)}")
     if METHODS[how.method].joint:
         raise CovNormError(
             f"method={how.method!r} is for several domains: add each by 'covnorm' or 'ra', then "
@@ -196,7 +196,8 @@ class _Running:
     def _results(
         self, before: float, done: list[Adapted]
     ) -> tuple[dict[str, Any], dict[str, bytes]]:
-        part, classes, last = self.data.splits[self.held_out], self.data.classes, done[-1]
+        how, part, classes = self.how, self.data.splits[self.held_out], self.data.classes
+        last, trained = done[-1], done[0].domain if len(done) > 1 else None
         self.tell.stage("measure", f"the stored domain on {len(part.y):,} images: {self.held_out}")
         found = probabilities(self.net, self.name, part.x)
         answers = found.argmax(1)
@@ -216,18 +217,24 @@ class _Running:
             "seconds": {**dict.fromkeys(STAGES, 0.0), **seconds},
             "confusion": measure.confusion(part.y, answers, len(classes)),
             "examples": said,
-            "dtype": self.how.dtype,
-            **measure.sizes(self.net, self.name),
+            "dtype": how.dtype,
+            "trained_bytes": trained and measure.stored_bytes(self.net, trained, how.storage),
+            **measure.sizes(self.net, self.name, how.storage),
         }
         return results, pictures
 
 
 def event(what: str, method: str, results: Mapping[str, Any]) -> dict[str, Any]:
     """A line of a domain's history."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    accuracy, parameters = results["accuracy"]["final"], results["parameters"]["adapter"]
-    said = {"time": now, "what": what, "method": method}
-    return {**said, "accuracy": accuracy, "parameters": parameters}
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "what": what,
+        "method": method,
+        "accuracy": results["accuracy"]["final"],
+        "stages": results["accuracy"],
+        "parameters": results["parameters"]["adapter"],
+        "bytes": results["bytes"],
+    }
 
 
 def _pair(rank: Any) -> list[int]:

@@ -134,7 +134,7 @@ def _details(
         "confusion": measure.confusion(part.y, answers.argmax(1), len(data.classes)),
         "examples": said,
         "dtype": how.dtype,
-        **measure.sizes(net, name),
+        **measure.sizes(net, name, how.storage),
     }
     facts |= {"method": METHOD, "settings": how.record()}
     facts["history"] = [*facts["history"], event("join", METHOD, facts["results"])]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from ..accounting import account
 from ..domain import Domain
 from ..moments import Moments
 from ..network import MultiDomainNetwork
+from ..records import sealed
 
 LARGEST_CONFUSION = 100  # classes; a larger table is no longer read by anybody
 EXAMPLES = 12
@@ -76,12 +78,19 @@ def spectra(domain: Domain, moments: Mapping[str, Moments]) -> dict[str, dict[st
     return found
 
 
-def sizes(net: MultiDomainNetwork, name: str) -> dict[str, Any]:
-    """Parameters by kind and what they are shares of."""
+def stored_bytes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> int:
+    """Bytes of a domain's tensors and record, as the store writes them."""
+    record, tensors = files.packed(net, net.domain(name), dtype)
+    return len(safetensors.torch.save(tensors)) + len(sealed(files.FORMAT, record))
+
+
+def sizes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Parameters by kind, bytes, and what they are shares of."""
     found = account(net, name)
     parameters = {k: v for k, v in found.parameters.items() if v}
     return {
         "parameters": {"adapter": 0, **parameters, "total": net.num_parameters(name)["total"]},
+        "bytes": stored_bytes(net, name, dtype),
         "denominators": found.denominators,
         "widths": {s: site.d_out for s, site in net.sites.items()},
     }

@@ -1,0 +1,41 @@
+"""The command `covnorm`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+from ..errors import CovNormError
+
+
+def main() -> None:
+    """Run the command: results on stdout; an error is one line on stderr, exit code 2."""
+    import typer
+
+    from .app import app
+
+    warnings.showwarning = _warn  # type: ignore[assignment]
+    try:
+        code = app(prog_name="covnorm", standalone_mode=False)
+    except CovNormError as error:
+        code = _fail(str(error))
+    except KeyboardInterrupt:
+        code = _fail("interrupted: give the same command again, and it goes on from there", 130)
+    except typer.Abort:
+        code = _fail("aborted: nothing was changed", 130)
+    except OSError as error:  # the terminal or pipe is gone, or the disk full outside the store
+        code = _fail(f"{error.filename or ''} {error.strerror or error}".strip())
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # typer's own words for wrong usage
+            raise
+        code = _fail(f"{error.format_message()} (covnorm --help)")
+    sys.exit(code or 0)
+
+
+def _fail(message: str, code: int = 2) -> int:
+    print(f"covnorm: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _warn(message: object, *_: object) -> None:
+    print(f"covnorm: note: {' '.join(str(message).split())}", file=sys.stderr)

@@ -1,0 +1,207 @@
+"""`list`, `show`, `remove`, `verify`, `report`: what an ecology holds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..ecology import Ecology
+from ..ecology import verify as verify_files
+from ..errors import CovNormError
+from ..version import __version__
+from .options import Json, Name, Quiet, Where, domain_names, find
+from .screen import Screen, size, table
+from .summary import stages_table
+
+
+def list_(where: Where = None, json: Json = False, quiet: Quiet = False) -> None:
+    """List the domains: method, classes, accuracy, size.
+
+    covnorm list --json
+    """
+    screen, ecology = Screen(json, quiet), find(where)
+    backbone = ecology.backbone
+    value: list[dict[str, Any]] = [
+        {
+            "domain": name,
+            "method": entry.method,
+            "classes": entry.classes,
+            "accuracy": entry.accuracy,
+            "parameters": entry.parameters,
+            "total": entry.total,
+            "bytes": entry.bytes,
+            "basis": entry.basis,
+        }
+        for name, entry in ecology.domains.items()
+    ]
+    rows = [
+        (
+            row["domain"],
+            row["method"],
+            row["classes"],
+            row["accuracy"],
+            row["parameters"],
+            f"{row['parameters'] / backbone['parameters']:.2%}",
+            size(row["bytes"]),
+        )
+        for row in value
+    ]
+    columns = ("domain", "method", "classes", "accuracy %", "adapter", "of backbone", "file")
+    total = size(sum(row["bytes"] for row in value))
+    screen.result(
+        value,
+        table("", columns, rows),
+        f"{len(rows)} domains in {total}, beside one {backbone['name'] or backbone['class']} of "
+        f"{size(backbone['bytes'])}",
+    )
+
+
+def show(name: Name, where: Where = None, json: Json = False, quiet: Quiet = False) -> None:
+    """Show a domain: accuracy by stage, sizes, ranks and η = k_y/k_x a layer, spectra, history.
+
+    covnorm show flowers
+    """
+    screen, ecology = Screen(json, quiet), find(where)
+    facts, record = ecology.details(name), ecology.record(name)
+    facts = {k: v for k, v in facts.items() if k not in ("format", "version", "versions")}
+    value = {
+        "domain": name,
+        "classes": record["classes"],
+        "preprocessing": record["preprocessing"],
+        "basis": record["basis"],
+        **facts,
+    }
+    results = facts["results"]
+    shown: list[Any] = stages_table(ecology, name, facts)
+    if results["ranks"]:
+        shown += [table("ranks", RANKS, [_rank_row(results, s) for s in results["ranks"]])]
+    shares = [
+        (kind, count, *(f"{count / max(n, 1):.2%}" for n in results["denominators"].values()))
+        for kind, count in results["parameters"].items()
+    ]
+    columns = ("parameters", "", *(f"of {k} ({n:,})" for k, n in results["denominators"].items()))
+    shown += [table("sizes", columns, shares)]
+    lines = [
+        (e["time"], e["what"], e["method"], e["accuracy"], e["parameters"])
+        for e in facts["history"]
+    ]
+    shown += [table("history", ("time", "", "method", "accuracy %", "adapter"), lines)]
+    screen.result(value, *shown)
+
+
+RANKS = ("site", "d", "k_x", "k_y", "η = k_y/k_x", "x for 99 %", "y for 99 %", "A for 99 %")
+
+
+def _rank_row(results: dict[str, Any], site: str) -> tuple[Any, ...]:
+    """Ranks of a site beside how many directions hold 99 % of x, of y, and of A itself."""
+    kx, ky = results["ranks"][site]
+    spectra = results["spectra"].get(site)
+    need = [_needed(spectra[k], 2 if k == "A" else 1) for k in "xyA"] if spectra else [None] * 3
+    return (site, results["widths"][site], kx, ky, f"{ky / kx:.2f}", *need)
+
+
+def _needed(values: list[float], power: int, share: float = 0.99) -> int:
+    """How many of the largest hold this share of all; of singular values, their squares."""
+    energies = [v**power for v in values]
+    sum_, total = 0.0, sum(energies)
+    for k, energy in enumerate(energies, 1):
+        sum_ += energy
+        if sum_ >= share * total:
+            return k
+    return len(energies)
+
+
+def remove(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="DOMAIN…", autocompletion=domain_names, show_default=False),
+    ],
+    where: Where = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Forget domains; the others stay as they are, to the byte.
+
+    covnorm remove flowers
+    """
+    screen, ecology = Screen(json, quiet), find(where)
+    ecology.remove(names)
+    screen.result({"removed": names}, f"removed: {', '.join(names)}")
+
+
+def verify(where: Where = None, json: Json = False, quiet: Quiet = False) -> None:
+    """Check every byte of the ecology; exit code 2 where something is damaged or missing.
+
+    covnorm verify
+    """
+    screen = Screen(json, quiet)
+    try:
+        folder = find(where).folder
+    except CovNormError as error:
+        if where is None:
+            raise
+        problems = [str(error)]
+    else:
+        with screen.telling() as tell:
+            tell.stage("verify", "checksums of all files, records, and the backbone's fingerprint")
+            problems = verify_files(folder, progress=tell.images)
+    value = {"ok": not problems, "problems": problems}
+    screen.result(value, *problems, "all is well" if not problems else "")
+    if problems:
+        raise typer.Exit(2)
+
+
+def report(
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("report.html"),
+    where: Where = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write one HTML file about the ecology: figures, ranks, confusion, sample images.
+
+    covnorm report --out house.html
+    """
+    from ..report import write_report
+
+    screen, ecology = Screen(json, quiet), find(where)
+    write_report(facts_of(ecology), out)
+    screen.result({"file": str(out)}, f"wrote {out} ({size(out.stat().st_size)})")
+
+
+def facts_of(ecology: Ecology) -> dict[str, Any]:
+    """All that the report shows."""
+    backbone = ecology.backbone
+    entries = ecology.domains
+    domains = []
+    for name in entries:
+        record, facts = ecology.record(name), ecology.details(name)
+        facts["results"]["backbone_bytes"] = backbone["bytes"]
+        kept = {k: record[k] for k in ("classes", "preprocessing", "basis")}
+        domains.append({"name": name, **kept, **facts, "images": ecology.examples(name)})
+    bases = []
+    for name, blobs in ecology.bases.items():
+        users = [n for n, entry in entries.items() if entry.basis == name]
+        first = next(d for d in domains if d["name"] in users)["results"]
+        bases.append(
+            {
+                "name": name,
+                "parameters": first["parameters"].get("shared", 0),
+                "bytes": ecology.blobs.size(blobs["tensors"]),
+                "domains": users,
+                "ranks": first["ranks"],
+            }
+        )
+    about = {k: backbone[k] for k in ("parameters", "bytes", "fingerprint")}
+    return {
+        "ecology": {
+            "name": ecology.folder.resolve().name,
+            "backbone": {"name": backbone["name"] or backbone["class"], **about},
+            "made": datetime.now(UTC).date().isoformat(),
+            "version": __version__,
+        },
+        "bases": bases,
+        "domains": domains,
+    }

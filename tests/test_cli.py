@@ -1,0 +1,279 @@
+"""The command as its user meets it: results, JSON contract, errors in one line, help."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import covnorm, npz, photos
+
+import torch_covnorm as cn
+from torch_covnorm.cli.options import domain_names
+
+COMMANDS = ("init add join list show predict eval remove verify export report bench demo").split()  # noqa: SIM905
+QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """An ecology with two domains of real images, made by the command."""
+    place = tmp_path_factory.mktemp("built")
+    photos(place / "photos")
+    npz(place / "digits.npz")
+    assert covnorm("init", place / "house").code == 0
+    where = ("--ecology", place / "house")
+    first = covnorm("add", "clipart", place / "photos", *QUICK, "--variance", 0.9, *where, "--json")
+    second = covnorm("add", "digits", place / "digits.npz", *QUICK, "--budget", 0.005, *where)
+    assert first.code == second.code == 0, first.err + second.err
+    return place, first.json, second
+
+
+@pytest.fixture
+def house(built, tmp_path, monkeypatch):
+    """A copy of it to change, as the working folder."""
+    shutil.copytree(built[0], tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy" / "house")
+    return tmp_path / "copy"
+
+
+def fails(*args, says):
+    ran = covnorm(*args)
+    assert ran.code == 2, ran
+    assert ran.out == ""
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith("covnorm: ")
+    assert "Traceback" not in ran.err
+    assert says in ran.err, ran.err
+    return ran
+
+
+# ── the JSON contract ────────────────────────────────────────────────────────────────────────
+
+
+def test_add_prints_the_contract(built):
+    said = built[1]
+    assert said["domain"] == "clipart"
+    assert said["method"] == "covnorm"
+    assert set(said["accuracy"]) == {"before", "adapted", "compressed", "final"}
+    assert all(0 <= a <= 100 for a in said["accuracy"].values())
+    assert set(said["parameters"]) == {"adapter", "total", "backbone"}
+    assert said["parameters"]["backbone"] == 4652008
+    assert 0 < said["parameters"]["adapter"] < said["parameters"]["total"]
+    assert {"train", "collect", "normalize", "tune"} <= set(said["seconds"])
+    kx, ky = said["ranks"]["blocks.6.0.conv_pwl"]
+    assert 1 <= ky <= 320
+    assert 1 <= kx <= 320
+    assert said["bytes"] > 1000
+
+
+def test_list_prints_the_contract(house):
+    said = covnorm("list", "--json").json
+    assert [row["domain"] for row in said] == ["clipart", "digits"]
+    for row in said:
+        keys = {"domain", "method", "classes", "accuracy", "parameters", "bytes"}
+        assert keys <= set(row)
+    assert said[1]["classes"] == 10
+    assert said[1]["parameters"] <= 0.005 * 4652008
+
+
+def test_predict_prints_the_contract(house):
+    images = sorted((house / "photos").rglob("*.png"))[:3]
+    said = covnorm("predict", "clipart", *images, "--json", "--top", 3).json
+    assert [row["file"] for row in said] == [str(i) for i in images]
+    for row in said:
+        assert row["label"] == row["top"][0]["label"]
+        assert row["probability"] == row["top"][0]["probability"]
+        chances = [t["probability"] for t in row["top"]]
+        assert len(chances) == 3
+        assert chances == sorted(chances, reverse=True)
+        assert sum(chances) <= 1 + 1e-6
+
+
+def test_eval_prints_the_contract_and_measures_what_add_measured(house):
+    said = covnorm("eval", "digits", "--json").json
+    assert {"domain", "accuracy", "n"} <= set(said)
+    assert said["n"] == 30
+    listed = covnorm("list", "--json").json[1]
+    assert said["accuracy"] == pytest.approx(listed["accuracy"])
+
+
+def test_eval_on_other_images_takes_all_of_them(house):
+    said = covnorm("eval", "clipart", house / "photos", "--json").json
+    assert said["n"] == 60
+    npz(house / "wrong.npz")
+    fails("eval", "clipart", house / "wrong.npz", "-q", says="is none of domain 'clipart'")
+
+
+def test_verify_prints_the_contract(house):
+    assert covnorm("verify", "--json").json == {"ok": True, "problems": []}
+    blob = max((house / "house" / "blobs").iterdir(), key=lambda f: f.stat().st_size)
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    ran = covnorm("verify", "--json")
+    assert ran.code == 2
+    assert ran.json["ok"] is False
+    assert blob.name in ran.json["problems"][0]
+
+
+def test_show_tells_ranks_spectra_sizes_and_history(house):
+    said = covnorm("show", "clipart", "--json").json
+    site = "blocks.6.0.conv_pwl"
+    assert len(said["results"]["spectra"][site]["x"]) == 320
+    assert said["results"]["denominators"]["ra"] == 311296
+    assert [e["what"] for e in said["history"]] == ["add"]
+    shown = covnorm("show", "clipart").out
+    assert "η = k_y/k_x" in shown
+    assert "of the backbone" in shown
+
+
+def test_sizes_on_disk_are_those_that_are_told(house):
+    for row in covnorm("list", "--json").json:
+        facts = covnorm("show", row["domain"], "--json").json["results"]
+        entry = cn.Ecology(house / "house").entry(row["domain"])
+        size = sum(
+            (house / "house" / "blobs" / entry.blobs[part]).stat().st_size
+            for part in ("record", "tensors")
+        )
+        assert row["bytes"] == size == facts["bytes"]
+
+
+# ── a day's work ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_join_shares_a_basis_and_later_commands_know_it(house):
+    ran = covnorm("join", "--variance", 0.8, "--epochs", 1, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["shared"] > 0
+    rows = covnorm("list", "--json").json
+    assert {row["basis"] for row in rows} == {"joint"}
+    assert {row["method"] for row in rows} == {"covnorm-joint"}
+    assert covnorm("verify").code == 0
+    assert covnorm("eval", "digits", "--json").json["accuracy"] == pytest.approx(
+        rows[1]["accuracy"]
+    )
+    history = covnorm("show", "digits", "--json").json["history"]
+    assert [e["what"] for e in history] == ["add", "join"]
+
+
+def test_one_domain_alone_cannot_join(house):
+    covnorm("remove", "digits")
+    fails("join", says="two domains")
+
+
+def test_remove_forgets_one_and_leaves_the_other(house):
+    before = {f.name: f.read_bytes() for f in (house / "house" / "blobs").iterdir()}
+    kept = set(cn.Ecology(house / "house").entry("digits").blobs.values())
+    assert covnorm("remove", "clipart").code == 0
+    after = {f.name: f.read_bytes() for f in (house / "house" / "blobs").iterdir()}
+    assert after == {name: before[name] for name in kept}
+    fails("show", "clipart", says="unknown domain 'clipart'")
+    fails("remove", "clipart", says="unknown domain")
+
+
+def test_report_and_exports_are_written(house):
+    assert covnorm("report", "--out", house / "r.html", "--json").json["file"].endswith("r.html")
+    assert "clipart" in (house / "r.html").read_text()
+    ran = covnorm("export", "digits", "--to", "state-dict", "--out", house / "out", "--json")
+    assert ran.code == 0, ran.err
+    assert all(Path(f).exists() for f in ran.json["files"])
+    assert ran.json["difference"] < 1e-3
+    fails("export", "digits", "--to", "onx", says="did you mean 'onnx'")
+
+
+def test_bench_tells_ratios(house):
+    said = covnorm("bench", "--batch", 4, "--rounds", 1, "--json").json
+    assert said["ratio_to_bare"]["bare"] == 1
+    assert said["domains"] == 2
+    assert set(said["images_per_second"]) >= {"bare", "one domain", "merged"}
+
+
+def test_add_again_needs_replace_and_then_keeps_the_history(house):
+    fails("add", "digits", house / "digits.npz", *QUICK, says="is there already")
+    ran = covnorm("add", "digits", house / "digits.npz", *QUICK, "--method", "bn", "--replace")
+    assert ran.code == 0, ran.err
+    said = covnorm("show", "digits", "--json").json
+    assert said["method"] == "bn"
+    assert [e["method"] for e in said["history"]] == ["covnorm", "bn"]
+
+
+# ── errors, help, manners ────────────────────────────────────────────────────────────────────
+
+
+def test_errors_are_one_line_with_the_remedy(house):
+    digits = house / "digits.npz"
+    fails("lst", says="'list'")
+    fails("show", "digit", says="did you mean 'digits'?")
+    fails("add", "X", digits, says="domain name 'X'")
+    fails("add", "x", house / "nowhere", says="nowhere")
+    fails("add", "x", digits, "--method", "covnrm", *QUICK, says="did you mean 'covnorm'?")
+    fails("add", "x", digits, "--variance", 0.9, "--budget", 0.1, *QUICK, says="give one of them")
+    fails("add", "x", digits, "--budget", 2, *QUICK, says="between 0 and 1")
+    fails("add", "x", digits, "--set", "epoch=1", *QUICK, says="did you mean 'epochs'?")
+    fails("add", "x", digits, "--dtype", "int4", *QUICK, says="float32 or float16")
+    fails("add", "x", digits, "--device", "tpu9", *QUICK, says="choose cpu")
+    fails("add", "x", digits, "--method", "covnorm-joint", *QUICK, says="covnorm join")
+    fails("predict", "digits", house / "digits.npz", says="digits.npz")
+    fails("init", house / "house", says="is an ecology already")
+    fails("init", house / "new", "--backbone", "vgg16", says="--weights")
+    assert not (house / "new").exists()
+
+
+def test_a_failed_add_leaves_the_store_as_it_was(house):
+    manifest = (house / "house" / "ecology.json").read_bytes()
+    fails("add", "x", house / "digits.npz", "--set", "lr=-1", *QUICK, says="lr > 0")
+    assert (house / "house" / "ecology.json").read_bytes() == manifest
+    assert covnorm("verify").code == 0
+
+
+def test_the_ecology_is_found_by_option_variable_or_nearest_above(house, monkeypatch, tmp_path):
+    deep = house / "house" / "a" / "b"
+    deep.mkdir(parents=True)
+    monkeypatch.chdir(deep)
+    assert len(covnorm("list", "--json").json) == 2
+    monkeypatch.chdir(tmp_path)
+    fails("list", says="covnorm init FOLDER")
+    monkeypatch.setenv("COVNORM_ECOLOGY", str(house / "house"))
+    assert len(covnorm("list", "--json").json) == 2
+    fails("list", "--ecology", tmp_path, says="no ecology there")
+    assert domain_names("d") == ["digits"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_example(command):
+    ran = covnorm(command, "--help")
+    assert ran.code == 0
+    assert "Usage: covnorm " + command in ran.out
+    assert "--json" in ran.out
+    if command != "demo":
+        assert ran.out.count(f"covnorm {command}") >= 2  # the usage, and an example
+
+
+def test_no_colour_without_a_terminal_and_nothing_said_when_quiet(built, house):
+    assert "\x1b[" not in built[2].out + built[2].err
+    ran = covnorm("list", "--quiet")
+    assert ran.err == ""
+    assert "2 domains" in ran.out
+    verified = covnorm("verify", "--quiet", "--json")
+    assert verified.err == ""
+
+
+def test_json_is_all_that_stdout_has(built):
+    place = built[0]
+    for args in (("list",), ("show", "digits"), ("verify",)):
+        ran = covnorm(*args, "--ecology", place / "house", "--json")
+        json.loads(ran.out)
+
+
+def test_a_real_process_says_the_same(house):
+    run = [sys.executable, "-m", "torch_covnorm"]
+    done = subprocess.run([*run, "list", "--json"], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == covnorm("list", "--json").json
+    wrong = subprocess.run([*run, "show", "nobody"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert re.fullmatch(r"covnorm: .*unknown domain 'nobody'.*\n", wrong.stderr)
