@@ -4,9 +4,12 @@ BIN := $(VENV)/bin
 # Idle torch threads sleep instead of spinning: 5× faster beside any other busy process.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test check setup format bench bench-methods clean
+.PHONY: demo recipe test check setup format bench bench-methods clean
 
-demo: setup  ## the whole paper on real images, in about two minutes
+demo: setup  ## an ecology of four real tasks on one real network, in about eight minutes
+	$(BIN)/covnorm demo
+
+recipe: setup  ## the whole paper on one task, top to bottom in one file, in about two minutes
 	$(BIN)/python recipes/one_domain.py
 
 test: setup  ## every test
@@ -35,4 +38,4 @@ $(VENV)/.installed: requirements.txt constraints.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) covnorm-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -89,7 +89,8 @@ def _svd_fta(run: Run) -> None:
     run.fit("tune", run.tuning)
 
 
-def _normalise(run: Run, **fixed: Any) -> None:
+def _normalise(run: Run, **fixed: Any) -> bool:
+    """Compress the trained A; False: `max_drop` allows nothing smaller than it is."""
     run.add_trained()
     moments = run.collect()
     names = ("variance", "ranks", "budget", "M", "tune", "preset")
@@ -97,14 +98,19 @@ def _normalise(run: Run, **fixed: Any) -> None:
     with run.timed("normalize"):
         if run.options.get("max_drop") is not None:
             given["budget"] = _least_budget(run, moments, run.options["max_drop"])
+            if given["budget"] is None:
+                shapes = {site: A.factors[0].shape for site, A in run.domain.maps.items()}
+                run.ranks = {site: (d_in, d_out) for site, (d_out, d_in) in shapes.items()}
+                return False
         run.ranks = normalize_(run.net, run.name, moments, **(given | fixed))
+    return True
 
 
-def _least_budget(run: Run, moments: dict[str, Moments], drop: float) -> int:
+def _least_budget(run: Run, moments: dict[str, Moments], drop: float) -> int | None:
     """The smallest budget that keeps the validation accuracy within `drop` points of A's own.
 
     Bisection over 32 budgets from one direction a site to A's own parameters; M is in closed form,
-    so nothing is trained in between.
+    so nothing is trained in between. None: A itself is the smallest.
     """
     val, trained = run.val, run.domain
     if val is None:
@@ -114,13 +120,13 @@ def _least_budget(run: Run, moments: dict[str, Moments], drop: float) -> int:
     low, high = sum(map(sum, shapes)), sum(a * b for a, b in shapes)
     budgets = [round(low * (max(high, low) / low) ** (i / 31)) for i in range(32)]
 
-    def good(budget: int) -> bool:
+    def good(budget: int | None) -> bool:
         run.net.domains[run.name] = copy.deepcopy(trained)
         normalize_(run.net, run.name, moments, budget=budget)
         return (evaluate(run.net, run.name, val).accuracy or 0.0) >= goal
 
     try:
-        return smallest(budgets, good)
+        return smallest([*budgets, None], good)
     finally:
         run.net.domains[run.name] = trained
 
@@ -133,8 +139,10 @@ def _pca_fta(run: Run) -> None:
 
 
 def _covnorm(run: Run) -> None:
-    _normalise(run)
+    smaller = _normalise(run)
     run.note("normalize")
+    if not smaller:
+        return
     if run.options["preset"] == "official-code":
         _tune_as_published(run)
     else:

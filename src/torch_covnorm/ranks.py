@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from torch import Tensor
 
 from .errors import CovNormError
+
+T = TypeVar("T")
 
 
 def explained(E: Tensor) -> Tensor:
@@ -57,7 +60,7 @@ def by_budget(
     return ranks
 
 
-def smallest(sizes: Sequence[int], good: Callable[[int], bool]) -> int:
+def smallest(sizes: Sequence[T], good: Callable[[T], bool]) -> T:
     """The smallest of rising sizes that is good, by bisection; the last one counts as good.
 
     What is good stays good as it grows: asked of ``log2(len(sizes))`` of them.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..data.decode import Decoded
 from ..data.images import Augment
 from ..data.source import Source, read_source
 from ..ecology import Ecology
@@ -160,12 +162,13 @@ def add(
             raise CovNormError(f"--budget {budget}: a share of the backbone between 0 and 1")
         options["budget"] = int(budget * ecology.backbone["parameters"])
     options |= pairs(settings or [])
-    if method == "covnorm" and not {"variance", "budget", "max_drop", "ranks"} & set(options):
-        options["max_drop"] = 1.0
     augment = Augment(padding=shift, fill="reflect", flip=0.5 * flip) if flip or shift else None
     how, device = How(method, options, batch, augment, dtype, seed), check_device(device)
     source = read_source(images, seed=seed)
     _show_source(screen, source)
+    if method == "covnorm" and not {"variance", "budget", "max_drop", "ranks"} & set(options):
+        rule = {"max_drop": 1.0} if "val" in source.splits else {"variance": 0.99}
+        how = dataclasses.replace(how, options={**options, **rule})
     with screen.telling() as tell:
         tell.stage("decode", f"{_count(source):,} images, once; kept in the ecology's cache")
         data = decode_for(
@@ -252,7 +255,9 @@ def _show_source(screen: Screen, source: Source) -> None:
     screen.say(f"{source.path}: {len(source.classes):,} classes; {parts}")
 
 
-def _show_data(screen: Screen, data: Any) -> None:
+def _show_data(screen: Screen, data: Decoded) -> None:
+    for note in data.notes:
+        screen.say(f"          note: {note}")
     counts = sorted(data.balance()["train"].items(), key=lambda pair: -pair[1])
     shown = ", ".join(f"{c} {n}" for c, n in counts[:6]) + (" …" if len(counts) > 6 else "")
     screen.say(f"          training images a class: {shown}; the fewest: {counts[-1][1]}")

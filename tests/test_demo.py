@@ -1,0 +1,39 @@
+"""The demo's steps at a small size; its figures are those of `make demo`."""
+
+from __future__ import annotations
+
+from command import covnorm
+
+from torch_covnorm.cli import demo
+
+
+def test_the_demo_builds_an_ecology_and_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "PIXELS", 32)
+    monkeypatch.setattr(demo, "TRAINING", {"epochs": 1, "norms": "frozen"})
+    house = tmp_path / "demo"
+    first = covnorm("demo", house, "--json")
+    assert first.code == 0, first.err
+    said = first.json
+    assert [row["name"].split()[0].strip(",") for row in said["rows"]] == [
+        "bare",
+        "RA",
+        "CovNorm",
+        "joint",
+    ]
+    ra, covnorm_, joint = said["rows"][1:]
+    assert ra["adapter"] == 311296
+    assert covnorm_["adapter"] <= 311296 / 8
+    assert covnorm_["of_bytes"] < 2
+    assert joint["adapter"] < ra["adapter"]
+    assert [s["task"] for s in said["switching"]] == [
+        name for name in ("fashion", "digits", "sketches", "clipart") for _ in range(2)
+    ]
+    assert (house / "report.html").stat().st_size > 10_000
+    assert covnorm("verify", "--ecology", house, "--json").json["ok"]
+    manifest = (house / "ecology.json").read_bytes()
+    again = covnorm("demo", house)
+    assert again.code == 0
+    assert again.err.count("is there already") == 4
+    assert (house / "ecology.json").read_bytes() == manifest
+    assert "type next:" in again.out
+    assert "covnorm list --ecology" in again.out
