@@ -154,9 +154,9 @@ def add(
     set_threads(threads)
     if not replace:
         ecology.check_new(name)
-    given = {"variance": variance, "max_drop": max_drop, "epochs": epochs, "lr": lr}
+    given: dict[str, Any] = {"variance": variance, "max_drop": max_drop, "epochs": epochs, "lr": lr}
     given["norms"] = "batch" if method == "bn" else norms
-    options: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    options = {k: v for k, v in given.items() if v is not None}
     if budget is not None:
         if not 0 < budget < 1:
             raise CovNormError(f"--budget {budget}: a share of the backbone between 0 and 1")
@@ -218,7 +218,7 @@ def join(
     screen, ecology = Screen(json, quiet), find(where)
     set_threads(threads)
     given = {"variance": variance, "epochs": epochs, "lr": lr, "norms": norms}
-    options: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    options = {k: v for k, v in given.items() if v is not None}
     how = How(JOINT, {**options, "basis": basis, **pairs(settings or [])}, batch, None, dtype, seed)
     with screen.telling() as tell:
         done = join_domains(

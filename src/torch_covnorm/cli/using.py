@@ -9,6 +9,7 @@ import torch
 import typer
 
 from ..ecology.images import images_of
+from ..ecology.measure import held_out
 from ..errors import CovNormError
 from ..prediction import probabilities, read_inputs
 from .options import Device, Json, Name, Quiet, Threads, Where, check_device, find, set_threads
@@ -86,7 +87,7 @@ def eval_(
         )
     split = "all"
     if images is None:
-        split = next(s for s in ("test", "val", "train") if s in data.splits)
+        split = held_out(data)
         x, y = data.splits[split].x, data.splits[split].y
     else:
         x = torch.cat([part.x for part in data.splits.values()])

@@ -129,8 +129,7 @@ class _Running:
 
     @property
     def held_out(self) -> str:
-        """The part that accuracies are of."""
-        return next(s for s in ("test", "val", "train") if s in self.data.splits)
+        return measure.held_out(self.data)
 
     def batches(self, split: str, shuffle: bool = False, told: bool = False) -> Batches | None:
         if split not in self.data.splits:

@@ -91,7 +91,7 @@ def _adapted(
             found[name] = images and Batches(images.x, images.y, inputs, size, shuffle)
         return found
 
-    held_out = {n: batches("test")[n] or batches("val")[n] for n in parts}
+    held_out = {n: batches(measure.held_out(part))[n] for n, part in parts.items()}
     done: dict[str, Adapted] = adapt(
         net,
         list(parts),
@@ -120,14 +120,16 @@ def _details(
 ) -> Details:
     """The domain's facts with its new results; what else is kept of it stays."""
     facts = ecology.details(name)
-    part = data.splits.get("test") or data.splits["val"]
-    tell.stage("measure", f"{name} on {len(part.y):,} images that it was not trained with")
+    split = measure.held_out(data)
+    part = data.splits[split]
+    tell.stage("measure", f"{name} as it is stored, on {len(part.y):,} images: {split}")
     answers = probabilities(net, name, part.x)
     said, pictures = measure.examples(part.x, part.y, answers, data.classes)
     right = 100 * float((answers.argmax(1) == part.y).float().mean())
     stages = {"compressed": found.tested.get("normalize"), "final": right}
     facts["results"] |= {
         "accuracy": {**facts["results"]["accuracy"], **stages},
+        "on": split,
         "validation": found.accuracy,
         "ranks": {site: list(pair) for site, pair in found.ranks.items()},
         "seconds": {**facts["results"]["seconds"], **found.seconds},

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import files
 from ..accounting import account
+from ..data.decode import Decoded
 from ..domain import Domain
 from ..moments import Moments
 from ..network import MultiDomainNetwork
@@ -20,6 +21,11 @@ from ..records import sealed
 
 LARGEST_CONFUSION = 100  # classes; a larger table is no longer read by anybody
 EXAMPLES = 12
+
+
+def held_out(data: Decoded) -> str:
+    """The split that accuracies are of: the test part, where there is one."""
+    return next(split for split in ("test", "val", "train") if split in data.splits)
 
 
 def round_(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> None:

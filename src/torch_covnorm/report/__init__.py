@@ -1,0 +1,41 @@
+"""One HTML file about an ecology: what its domains are, how well they do and what they cost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CovNormError
+from ..records import blame, write_file
+from .page import render
+
+__all__ = ["write_report"]
+
+
+def write_report(facts: Mapping[str, Any], file: str | os.PathLike[str]) -> Path:
+    """Write the report of an ecology, whole or not at all; the same facts give the same bytes.
+
+    The file needs nothing beside it: no script, no other file, no network.
+
+    Args:
+        facts: {"ecology": {"name", "backbone": {"name", "parameters", "bytes", "fingerprint"},
+            "made", "version"}, "bases": [{"name", "parameters", "bytes", "domains", "ranks"}],
+            "domains": [a domain's stored record, with "images": {key: PNG bytes}]}.
+        file: where to; its folder is made where it is missing.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise CovNormError(
+            f"a report needs {error.name}: pip install 'torch-covnorm[report]'"
+        ) from error
+    path = Path(file)
+    # A folder's name need not be UTF-8; what cannot be written becomes a question mark.
+    page = render(facts).encode("utf-8", errors="replace")
+    with blame(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, page)
+    return path
