@@ -1,4 +1,4 @@
-"""Where images come from: small real samples, the Visual Decathlon's archive and its score.
+"""Where images come from: a user's own, small real samples, the Visual Decathlon and its score.
 
 Importing this loads no image library; reading the first image does.
 """
@@ -6,6 +6,7 @@ Importing this loads no image library; reading the first image does.
 from __future__ import annotations
 
 from .decathlon import PUBLISHED, RULES, Decathlon, Split
+from .decode import decode, fit_image, load_image
 from .images import (
     Augment,
     Rule,
@@ -27,6 +28,8 @@ from .score import (
     score_results,
     write_predictions,
 )
+from .source import Source, read_source
+from .splits import Decoded, Images, Items
 
 __all__ = [
     "BASELINES",
@@ -36,12 +39,19 @@ __all__ = [
     "Annotations",
     "Augment",
     "Decathlon",
+    "Decoded",
+    "Images",
+    "Items",
     "Rule",
     "Sample",
+    "Source",
     "Split",
     "centre_crop",
     "channel_statistics",
     "decathlon_score",
+    "decode",
+    "fit_image",
+    "load_image",
     "load_sample",
     "normalise",
     "prepare",
@@ -49,6 +59,7 @@ __all__ = [
     "random_flip",
     "read_annotations",
     "read_image",
+    "read_source",
     "resize",
     "score_predictions",
     "score_results",

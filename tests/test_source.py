@@ -1,0 +1,400 @@
+"""What a user's path holds: folders, .csv and .npz files, and how they are split."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+import unicodedata
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from torch_covnorm import CovNormError
+from torch_covnorm.data import Items, Source, read_source
+from torch_covnorm.data.splits import complete, cut, duplicates
+
+
+def touch(root, *names):
+    """Files that only have names: a source is read before its images are."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"")
+    return root
+
+
+def many(start, n, ending="jpg"):
+    return [f"{start}/{i}.{ending}" for i in range(n)]
+
+
+def shown(source: Source, split: str) -> dict[str, str]:
+    items = source.splits[split]
+    return {n: source.classes[k] for n, k in zip(items.names, items.labels, strict=True)}
+
+
+def sizes(source: Source) -> dict[str, int]:
+    return {split: len(items) for split, items in source.splits.items()}
+
+
+def table(root, text, name="list.csv"):
+    file = root / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return file
+
+
+# ── folders ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_given_splits_are_used_as_they_are(tmp_path):
+    for val in ("val", "valid", "Validation"):
+        root = tmp_path / val
+        for split, n in (("train", 9), (val, 3), ("test", 2)):
+            touch(root, *many(f"{split}/cat", n), *many(f"{split}/dog", n))
+        source = read_source(root)
+        assert (source.kind, source.path, source.folder) == ("folder", root, root)
+        assert source.classes == ("cat", "dog")
+        assert sizes(source) == {"train": 18, "val": 6, "test": 4}
+        assert shown(source, "val")[f"{val}/dog/2.jpg"] == "dog"
+        assert source.notes == ()
+
+
+def test_one_level_of_classes_is_split_by_the_rules(tmp_path):
+    source = read_source(touch(tmp_path, *many("cat", 20), *many("dog", 40), *many("eel", 1)))
+    counts = {s: Counter(shown(source, s).values()) for s in source.splits}
+    assert list(counts) == ["train", "val", "test"]
+    assert counts["test"] == {"cat": 5, "dog": 10}  # 25 %
+    assert counts["val"] == {"cat": 2, "dog": 5}  # 15 % of 15 and of 30, halves up
+    assert counts["train"] == {"cat": 13, "dog": 25, "eel": 1}
+
+
+def test_train_and_test_get_a_validation_part_and_train_and_val_get_no_test(tmp_path):
+    touch(tmp_path / "a", *many("train/x", 20), *many("train/y", 20), *many("test/x", 3))
+    assert sizes(read_source(tmp_path / "a")) == {"train": 34, "val": 6, "test": 3}
+    touch(tmp_path / "b", *many("train/x", 20), *many("train/y", 20), *many("val/x", 3))
+    assert sizes(read_source(tmp_path / "b")) == {"train": 40, "val": 3}
+    touch(tmp_path / "c", *many("train/x", 20), *many("train/y", 20))
+    assert sizes(read_source(tmp_path / "c")) == {"train": 26, "val": 4, "test": 10}
+
+
+def test_names_with_spaces_accents_and_any_case_work(tmp_path):
+    touch(tmp_path, "ein Hund/a b.JPG", "日本/ü.Png", "日本/.hidden.png", "ein Hund/c;d,e.tiff")
+    source = read_source(tmp_path)
+    assert source.classes == ("ein Hund", "日本")
+    names = {n for items in source.splits.values() for n in items.names}
+    assert names == {"ein Hund/a b.JPG", "日本/ü.Png", "ein Hund/c;d,e.tiff"}
+    assert all((source.folder / n).exists() for n in names)
+
+
+def test_an_accent_is_the_same_however_a_disk_writes_it(tmp_path):
+    composed, apart = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    assert composed != apart
+    touch(tmp_path, *many(f"train/{composed}", 4), *many("train/tea", 4), f"test/{apart}/1.jpg")
+    source = read_source(tmp_path)
+    assert source.classes == (composed, "tea")
+    assert shown(source, "test") == {f"test/{apart}/1.jpg": composed}
+
+
+def test_what_is_no_image_is_ignored_and_counted(tmp_path):
+    touch(tmp_path, *many("cat", 3), *many("dog", 3), "README.txt", ".DS_Store", ".git/x.jpg")
+    touch(
+        tmp_path, "cat/Thumbs.db", "cat/notes.txt", "dog/.x.jpg", "dog/.trash/y.jpg", "dog/LICENSE"
+    )
+    source = read_source(tmp_path)
+    assert sum(map(len, source.splits.values())) == 6
+    assert source.notes == (
+        "ignored: *.db files (1), *.txt files (1), files beside the class folders (1), files "
+        "without an ending (1), hidden files (4)",
+    )
+
+
+def test_nested_folders_belong_to_their_class(tmp_path):
+    touch(tmp_path, "cat/2019/may/1.jpg", "cat/2.jpg", "dog/x.jpg/1.png")
+    source = read_source(tmp_path)
+    names = {n: c for s in source.splits for n, c in shown(source, s).items()}
+    assert names == {"cat/2019/may/1.jpg": "cat", "cat/2.jpg": "cat", "dog/x.jpg/1.png": "dog"}
+
+
+def test_folders_called_train_are_a_split_only_where_they_hold_folders(tmp_path):
+    touch(tmp_path / "vehicles", *many("train", 4), *many("plane", 4), *many("test", 4))
+    assert read_source(tmp_path / "vehicles").classes == ("plane", "test", "train")
+    touch(tmp_path / "set", *many("train/a", 4), *many("train/b", 4), "annotations/x.json")
+    source = read_source(tmp_path / "set")
+    assert source.classes == ("a", "b")
+    assert source.notes == ("ignored: folders beside train/ (1)",)
+    touch(tmp_path / "flat", *many("train", 4), *many("test", 4))  # labels are elsewhere
+    with pytest.raises(CovNormError, match=r"flat: has no images .*beside the class folders"):
+        read_source(tmp_path / "flat")
+
+
+def test_an_empty_class_is_left_out_with_a_note(tmp_path):
+    touch(tmp_path, *many("train/a", 4), *many("train/b", 4), "train/c/notes.txt", "test/c/x.txt")
+    touch(tmp_path, "test/a/1.jpg")
+    source = read_source(tmp_path)
+    assert source.classes == ("a", "b")
+    assert any("without training images: class 'c'" in note for note in source.notes)
+
+
+BAD_FOLDERS = {
+    "a class that train lacks": (
+        [*many("train/a", 4), *many("train/b", 4), "test/c/1.jpg"],
+        r"test has images of 'c', which train lacks",
+    ),
+    "one class": (many("cat", 9), r"one class alone, 'cat', .*nothing to tell apart"),
+    "one class with images": ([*many("cat", 9), "dog/x.txt"], r"one class alone, 'cat'"),
+    "no images": (["a/readme.txt", "b/readme.txt"], r"no images .*one folder of images a class"),
+    "nothing": (["x.txt"], r"no images .*one folder of images a class"),
+    "no train": ([*many("test/a", 2), *many("val/a", 2)], r"'test', 'val' but no train/"),
+    "two of one": (
+        [*many("train/a", 2), *many("train/b", 2), "val/a/1.jpg", "valid/a/1.jpg"],
+        r"'val', 'valid', which mean the same",
+    ),
+}
+
+
+@pytest.mark.parametrize(("names", "message"), BAD_FOLDERS.values(), ids=BAD_FOLDERS)
+def test_a_folder_that_cannot_be_used_says_why(names, message, tmp_path):
+    touch(tmp_path / "mine", *names)
+    with pytest.raises(CovNormError, match=rf"mine: .*{message}"):
+        read_source(tmp_path / "mine")
+
+
+def test_links_are_followed_and_loops_end(tmp_path):
+    touch(tmp_path / "data", *many("cat", 3), *many("dog", 3))
+    touch(tmp_path, "elsewhere/9.jpg")
+    (tmp_path / "data" / "cat" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "cat" / "self").symlink_to(".")
+    (tmp_path / "data" / "cat" / "up").symlink_to("..")
+    (tmp_path / "data" / "dog" / "again").symlink_to(tmp_path / "data" / "dog")
+    (tmp_path / "data" / "loop").symlink_to("loop")
+    for i in range(12):  # every folder leads to every other: 12! ways through them
+        for k in range(12):
+            (tmp_path / "data" / "eel" / str(i)).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "data" / "eel" / str(i) / f"to {k}").symlink_to(f"../{k}")
+        touch(tmp_path, f"data/eel/{i}/1.jpg")
+    source = read_source(tmp_path / "data")
+    counts = Counter(c for s in source.splits for c in shown(source, s).values())
+    assert counts == {"cat": 4, "dog": 3, "eel": 12}
+    assert "links to folders that are read already" in source.notes[0]
+
+
+def test_a_path_that_is_no_source_says_what_is(tmp_path):
+    with pytest.raises(CovNormError, match=r"none: is not there: give a folder"):
+        read_source(tmp_path / "none")
+    touch(tmp_path, "a.zip", "b.jpg")
+    with pytest.raises(CovNormError, match=r"a\.zip: is an archive: unpack it"):
+        read_source(tmp_path / "a.zip")
+    with pytest.raises(CovNormError, match=r"b\.jpg: is no source of images: give a folder"):
+        read_source(str(tmp_path / "b.jpg"))
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(CovNormError, match=r"pipe\.csv: is no source"):
+        read_source(tmp_path / "pipe.csv")
+
+
+# ── splitting ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_image_is_in_one_split_and_every_class_keeps_one_to_train():
+    for trial in range(200):
+        rng = random.Random(trial)
+        sizes = [rng.choice([1, 1, 2, 3, 4, 7, 20, rng.randrange(1, 90)]) for _ in range(9)]
+        labels = [k for k, n in enumerate(sizes) for _ in range(n)]
+        names = [f"{k}/{i}.png" for i, k in enumerate(labels)]
+        splits = complete({"train": Items(tuple(names), tuple(labels))}, seed=trial)
+        assert sorted(n for items in splits.values() for n in items.names) == sorted(names)
+        counts = {s: Counter(items.labels) for s, items in splits.items()}
+        for k, n in enumerate(sizes):
+            test = min(int(n / 4 + 0.5), n - 1)
+            val = min(round((n - test) * 0.15 + 1e-9), n - test - 1)  # halves up
+            got = [counts.get(s, Counter())[k] for s in ("test", "val", "train")]
+            assert got == [test, val, n - test - val]
+            assert got[2] >= 1
+        assert all(len(items) for items in splits.values())  # else absent
+        assert set(cut(splits["train"], 100, 0)[0].labels) == set(range(9))  # one of each stays
+
+
+def test_the_seed_decides_and_the_order_of_files_does_not():
+    names = [f"{i % 7}/{i}.jpg" for i in range(400)]
+    random.Random(1).shuffle(names)
+
+    def split(names, seed):
+        items = Items(tuple(names), tuple(int(n[0]) for n in names))
+        return {s: frozenset(i.names) for s, i in complete({"train": items}, seed).items()}
+
+    assert split(names, 5) == split(names[::-1], 5) == split(sorted(names), 5)
+    assert split(names, 5) != split(names, 6)
+    more = split([*names, "3/new.jpg"], 5)  # one more image moves few others
+    assert sum(len(split(names, 5)[s] - more[s]) for s in more) <= 3
+    order = Items(tuple(names), tuple(int(n[0]) for n in names))
+    stay, gone = cut(order, 25, 0)
+    for part in (stay, gone):  # both keep it
+        assert sorted(part.names, key=names.index) == list(part.names)
+
+
+def test_ten_thousand_classes_are_split_quickly(tmp_path):
+    y = np.arange(50_000) % 10_000
+    np.savez(tmp_path / "a.npz", x=np.zeros((50_000, 8, 8), np.uint8), y=y)
+    start = time.perf_counter()
+    source = read_source(tmp_path / "a.npz")
+    assert time.perf_counter() - start < 5
+    assert len(source.classes) == 10_000
+    assert source.classes[:3] == ("0", "1", "2")
+    assert sizes(source) == {"train": 30_000, "val": 10_000, "test": 10_000}
+
+
+def test_duplicates_pair_a_file_with_the_first_of_each_split_before():
+    splits = {
+        "train": [(1, "a"), (1, "b"), (2, "c")],
+        "val": [(1, "d")],
+        "test": [(1, "e"), (3, "f")],
+    }
+    assert duplicates(splits) == (("a", "d"), ("a", "e"), ("d", "e"))
+
+
+# ── .csv ────────────────────────────────────────────────────────────────────────────────────────
+
+ROWS = [(f"im/{i} ü.jpg", "a;b" if i % 2 else "c,d") for i in range(8)]
+TABLES = {"commas": ",".join, "semicolons": ";".join, "tabs": "\t".join}
+
+
+@pytest.mark.parametrize("join", TABLES.values(), ids=TABLES)
+@pytest.mark.parametrize("header", [None, ("File", "LABEL"), ("id", "target", "image")])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_csv_is_read_with_any_separator_header_and_encoding(
+    join, header, encoding, newline, tmp_path
+):
+    quoted = [tuple(f'"{cell}"' for cell in row) for row in ROWS]
+    if header and len(header) == 3:
+        quoted = [("7", label, path) for path, label in quoted]
+    lines = [join(row) for row in ([header] if header else []) + quoted] + [""]
+    source = read_source(table(tmp_path, newline.join(lines).encode(encoding)))
+    assert (source.kind, source.folder) == ("csv", tmp_path)
+    assert source.classes == ("a;b", "c,d")
+    assert {n: c for s in source.splits for n, c in shown(source, s).items()} == dict(ROWS)
+    assert len(source.splits["test"]) == 2
+
+
+def test_a_csv_names_splits_and_repeats_nothing(tmp_path):
+    text = "path,label,split\na.jpg,1,train\nb.jpg,02,Train\nc.jpg,1,valid\nd.jpg,02,test\n"
+    source = read_source(table(tmp_path, text + "\n \nd.jpg,02,test\n"))
+    assert source.classes == ("02", "1")
+    assert {s: shown(source, s) for s in source.splits} == {
+        "train": {"a.jpg": "1", "b.jpg": "02"},
+        "val": {"c.jpg": "1"},
+        "test": {"d.jpg": "02"},
+    }
+    assert source.notes == ("ignored: lines that repeat another (1)",)
+    same = read_source(table(tmp_path, text.partition("\n")[2]))  # without the header
+    assert {s: shown(same, s) for s in same.splits} == {s: shown(source, s) for s in source.splits}
+
+
+BAD_TABLES = {
+    "empty": ("", "is empty"),
+    "blank": ("\n \n", "is empty"),
+    "header alone": ("path,label\n", "no images to train with"),
+    "no label": ("path,label\na.jpg,x\nb.jpg,\n", "line 3 has no label"),
+    "no path": ("a.jpg,x\n,y\n", "line 2 has no path"),
+    "one column": ("a.jpg\nb.jpg\n", "line 1 has no label; line 2 has no label"),
+    "four columns": ("a.jpg,x,train,9\nb.jpg,y,train,9\n", "line 1 has 4 columns instead of 3"),
+    "split": ("a.jpg,x,train\nb.jpg,y,tset\n", r"line 2 has split 'tset', did you mean 'test'"),
+    "no split": ("a.jpg,x,train\nb.jpg,y\n", "line 2 has no split"),
+    "two labels": ("a.jpg,x\nb.jpg,y\na.jpg,y\n", "line 3 has label 'y' for the image of line 1"),
+    "a line break in quotes": ('"a\n1.jpg",x\nb.jpg,\n', "line 3 has no label"),
+    "many": ("a.jpg,\n" * 9, r"line 3 has no label and 6 more: correct"),
+    "header of other names": ("img_path,kind\na.jpg,x\nb.jpg,y\n", "line 1 has no name .*filename"),
+    "open quote": ('a.jpg,x\n"b.jpg,y\nc.jpg,z\n', "line 2 is no .csv"),
+    "latin-1": ("a.jpg,x\nb.jpg,é\n".encode("latin-1"), "line 2 is no UTF-8 text"),
+    "only test": ("a.jpg,x,test\nb.jpg,y,test\n", "no images to train with"),
+    "a class that train lacks": ("a.jpg,x,train\nb.jpg,y,train\nc.jpg,z,val\n", "val has .*'z'"),
+    "huge cell": ("a.jpg," + "x" * 200_000 + "\nb.jpg,y\n", "line 1 is no .csv .*limit"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
+def test_bad_rows_are_named_by_line(text, message, tmp_path):
+    with pytest.raises(CovNormError, match=rf"list\.csv: .*{message}"):
+        read_source(table(tmp_path, text))
+
+
+# ── .npz ────────────────────────────────────────────────────────────────────────────────────────
+
+NOISE = np.random.default_rng(0).integers(0, 256, (12, 9, 10, 3), dtype=np.uint8)
+LABELS = np.arange(12) % 3
+
+
+def npz(root, **arrays):
+    np.savez(root / "data.npz", **arrays)
+    return read_source(root / "data.npz")
+
+
+@pytest.mark.parametrize("form", ["hw", "hw1", "hw3", "3hw", "1hw", "float"])
+def test_rows_of_every_shape_are_the_same_pixels(form, tmp_path):
+    x = NOISE[..., :1] if "1" in form or form == "hw" else NOISE
+    given = {
+        "hw": x[..., 0],
+        "3hw": x.transpose(0, 3, 1, 2),
+        "1hw": x.transpose(0, 3, 1, 2),
+        "float": np.clip((x - 0.4) / 255, 0, 1).astype(np.float32),  # to the nearest
+    }.get(form, x)
+    source = npz(tmp_path, x_train=given, y_train=LABELS, x_test=given[:2], y_test=LABELS[:2])
+    assert source.kind == "npz"
+    for items in source.splits.values():
+        rows = [int(name[name.index("[") + 1 : -1]) for name in items.names]
+        assert np.array_equal(items.pixels, x[rows])
+        assert list(items.labels) == LABELS[rows].tolist()
+    assert source.splits["test"].names == ("x_test[0]", "x_test[1]")
+
+
+@pytest.mark.parametrize(
+    ("y", "more", "classes"),
+    [
+        (LABELS * 5, {}, ("0", "5", "10")),  # by number, not "0", "10", "5"
+        (LABELS.astype(np.uint8)[:, None], {}, ("0", "1", "2")),
+        (LABELS > 0, {}, ("0", "1")),
+        (np.array(["b", "a", "ü"])[LABELS], {}, ("a", "b", "ü")),
+        (np.array([b"b", b"a", b"c"])[LABELS], {}, ("a", "b", "c")),
+        (LABELS, {"classes": np.array(["z", "y", "x"])}, ("z", "y", "x")),
+        (np.array(["y", "x"])[LABELS % 2], {"classes": np.array(["z", "y", "x"])}, ("y", "x")),
+    ],
+)
+def test_labels_are_numbers_or_strings_and_classes_keep_their_order(y, more, classes, tmp_path):
+    source = npz(tmp_path, x=NOISE, y=y, **more)
+    assert source.classes == classes
+    names = [more["classes"][k] if more and y.dtype.kind in "iu" else k for k in y.reshape(-1)]
+    expected = [n.decode() if isinstance(n, bytes) else str(n * 1) for n in names]
+    for split in source.splits:
+        for name, label in shown(source, split).items():
+            assert label == expected[int(name[2:-1])]
+
+
+BAD_ARRAYS = {
+    "no y": ({"x": NOISE}, "has x alone"),
+    "no x": ({"x": NOISE, "y": LABELS, "y_test": LABELS}, "has y_test alone"),
+    "lengths": ({"x": NOISE, "y": LABELS[:5]}, "x has 12 rows and y 5"),
+    "other names": ({"images": NOISE, "labels": LABELS}, "no images .*'images', 'labels'.*x_train"),
+    "no rows": ({"x": NOISE[:0], "y": LABELS[:0]}, "no images to train with"),
+    "int pixels": ({"x": NOISE.astype(int), "y": LABELS}, "x is int64: give uint8"),
+    "floats to 255": ({"x": NOISE.astype(float), "y": LABELS}, r"from 0 to 255: .*\[0, 1\]: scale"),
+    "negative": ({"x": NOISE / 127.5 - 1, "y": LABELS}, "from -1 to 1"),
+    "NaN": ({"x": np.full((12, 8, 8), np.nan), "y": LABELS}, "from nan"),
+    "shape": ({"x": NOISE[..., 0, 0], "y": LABELS}, r"x has shape \(12, 9\)"),
+    "RGBA": ({"x": NOISE[..., [0, 1, 2, 2]], "y": LABELS}, r"x has shape \(12, 9, 10, 4\)"),
+    "small": ({"x": NOISE[:, :7], "y": LABELS}, "8 pixels or more"),
+    "one class": ({"x": NOISE, "y": LABELS * 0}, "one class alone, '0'"),
+    "float labels": ({"x": NOISE, "y": LABELS / 2}, "y is float64"),
+    "one-hot labels": ({"x": NOISE, "y": np.eye(3, dtype=int)[LABELS]}, r"y is int64 \(12, 3\)"),
+    "label outside": ({"x": NOISE, "y": LABELS, "classes": ["a", "b"]}, "label 2, which is none"),
+    "label below": ({"x": NOISE, "y": LABELS - 1, "classes": ["a", "b"]}, "label -1, which is"),
+    "classes twice": ({"x": NOISE, "y": LABELS, "classes": list("aba")}, "a name twice"),
+    "class that train lacks": (
+        {"x": NOISE, "y": LABELS % 2, "x_test": NOISE, "y_test": LABELS},
+        "test has images of '2'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("arrays", "message"), BAD_ARRAYS.values(), ids=BAD_ARRAYS)
+def test_arrays_that_do_not_fit_are_refused_with_the_remedy(arrays, message, tmp_path):
+    with pytest.raises(CovNormError, match=rf"data\.npz: .*{message}"):
+        npz(tmp_path, **arrays)
