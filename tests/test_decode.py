@@ -293,15 +293,16 @@ def test_a_tensor_of_the_cache_can_be_changed_and_the_file_cannot(source, tmp_pa
     assert same(decode(source, 32, cache=tmp_path / "cache"), decode(source, 32))
 
 
-def test_images_larger_than_memory_are_mapped(tmp_path):
-    from torch_covnorm.data.decode import _mapped, _tensor
+def test_images_larger_than_memory_aremapped(tmp_path):
+    from torch_covnorm.data.cache import mapped
+    from torch_covnorm.data.decode import _tensor
 
     n = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 4 // (3 * 256 * 256)
     with (tmp_path / "a.npy").open("wb") as stream:
         about = {"descr": "|u1", "fortran_order": False, "shape": (n, 3, 256, 256)}
         np.lib.format.write_array_header_1_0(stream, about)
         stream.truncate(stream.tell() + n * 3 * 256 * 256)  # holes take no room
-    assert not _tensor(_mapped(tmp_path / "a.npy"))[n // 2].any()
+    assert not _tensor(mapped(tmp_path / "a.npy"))[n // 2].any()
 
 
 KILLED = """

@@ -20,7 +20,7 @@ from PIL import Image
 
 from torch_covnorm import CovNormError
 from torch_covnorm.data import decode, load_image, read_image, read_source
-from torch_covnorm.data.images import MOST_PIXELS, image_size
+from torch_covnorm.data.reading import MOST_PIXELS, image_size
 
 # ── odd images ──────────────────────────────────────────────────────────────────────────────────
 

@@ -15,9 +15,9 @@ from .images import (
     normalise,
     random_crop,
     random_flip,
-    read_image,
     resize,
 )
+from .reading import read_image
 from .sample import SAMPLES, Sample, load_sample, prepare
 from .score import (
     BASELINES,

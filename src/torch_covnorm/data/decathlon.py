@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..errors import CovNormError, choices
 from . import images as im
 from .images import Rule, Statistics
+from .reading import read_image
 from .score import Annotations, File, read_annotations, read_json, write_json
 
 FOLDER = "decathlon-1.0"
@@ -68,7 +69,7 @@ class Split(Dataset[tuple[Tensor, int]]):
         return len(self.image_ids)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = self.rule(im.read_image(self.files[index]), self.augment)
+        image = self.rule(read_image(self.files[index]), self.augment)
         target = (self.image_ids if self.labels is None else self.labels)[index]
         return im.normalise(image, self.mean, self.std), target
 
@@ -146,7 +147,7 @@ class Decathlon:
         """Mean and std by channel: as given, from the file, or computed from the train images."""
         if name not in self._statistics:
             files = _files(self._annotations(name, "train"), self.root)
-            pixels = (im.resize(im.read_image(f), Rule.resize) for f in files)
+            pixels = (im.resize(read_image(f), Rule.resize) for f in files)
             mean, std = im.channel_statistics(pixels)
             entry = {"mean": mean, "std": std}
             self._statistics[name] = im.check_statistics(entry, f"training images of {name!r}")

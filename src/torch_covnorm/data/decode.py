@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import math
 import os
-import re
-import secrets
 import statistics
-import tempfile
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,18 +20,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import CovNormError, choices
-from ..records import blame, checksum
-from .images import centre_crop, image_size, read_image
-from .source import SMALLEST, Source
+from ..records import blame
+from .cache import Memory, Rows, Stored, hash_of, in_order, in_use, recalled
+from .convention import SMALLEST
+from .images import centre_crop
+from .reading import image_size, read_image
+from .source import Source
 from .splits import Decoded, Images, Items, check_losses, duplicates
 
 FITS = ("squash", "crop")
 VERSION = 1  # of the files in a cache
 SAMPLE = 200  # images whose size is looked at
-AHEAD = 64  # images on their way to the one that comes next
-LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.npy\.[0-9a-f]{16}")
 File = str | os.PathLike[str]
-T = TypeVar("T")
 
 
 def fit_image(image: Tensor, size: int, fit: str = "squash") -> Tensor:
@@ -102,16 +97,16 @@ def decode(
         if progress:
             progress(done, total)
 
-    found: dict[str, _Rows] = {}
-    with ThreadPoolExecutor(workers or _cores()) as pool, _in_use(folder) as writable:
+    found: dict[str, Rows] = {}
+    with ThreadPoolExecutor(workers or _cores()) as pool, in_use(folder) as writable:
         for split, items in source.splits.items():
             job = _Job(source, items, size, fit)
             file = folder and folder / f"{job.key()}.npy"
-            rows = _recalled(file, job, pool) if file else None
+            rows = recalled(file, job.shape, pool, job.lost) if file else None
             if rows and not (strict and rows.bad):
                 step(len(items))
             else:
-                into = _File(file, job.shape) if file and writable else _Memory(job.shape)
+                into = Stored(file, job.shape) if file and writable else Memory(job.shape)
                 rows = _decoded(job, pool, into, strict, step)
             found[split] = rows
     splits = {}
@@ -165,20 +160,12 @@ def _cores() -> int:
 
 
 def _tensor(x: np.ndarray) -> Tensor:
-    with warnings.catch_warnings():  # see `_mapped`
+    with warnings.catch_warnings():  # see `mapped`
         warnings.filterwarnings("ignore", message=".*not writable")
         return torch.from_numpy(x)
 
 
 # ── one split ───────────────────────────────────────────────────────────────────────────────────
-
-
-class _Rows(NamedTuple):
-    """The readable images of a split (n, 3, size, size), a hash of each, and why others are not."""
-
-    x: np.ndarray
-    hashes: list[bytes]
-    bad: dict[int, str]
 
 
 class _Job(NamedTuple):
@@ -215,19 +202,23 @@ class _Job(NamedTuple):
                 image = fit_image(row.expand(3, -1, -1), self.size, self.fit)
         except CovNormError as error:
             return str(error).removeprefix(f"{name}: ")
-        return image.numpy(), _hash(image.numpy())
+        return image.numpy(), hash_of(image.numpy())
+
+    def lost(self, i: int) -> bool:
+        """Whether an image cannot be read."""
+        return isinstance(self.read(i), str)
 
 
 def _decoded(
     job: _Job,
     pool: ThreadPoolExecutor,
-    into: _Memory | _File,
+    into: Memory | Stored,
     strict: bool,
     step: Callable[[], None],
-) -> _Rows:
+) -> Rows:
     hashes, bad = [], {}
     with into:
-        for i, answer in enumerate(_in_order(pool, job.read, len(job.items))):
+        for i, answer in enumerate(in_order(pool, job.read, len(job.items))):
             if not isinstance(answer, str):
                 into.add(answer[0])
                 hashes.append(answer[1])
@@ -236,22 +227,7 @@ def _decoded(
             else:
                 bad[i] = answer
             step()
-        return _Rows(into.finish(hashes, bad), hashes, bad)
-
-
-def _in_order(pool: ThreadPoolExecutor, work: Callable[[int], T], n: int) -> Iterator[T]:
-    """work(0), …, work(n - 1), with a bounded number of them ahead of what is taken."""
-    waiting: deque[Future[T]] = deque()
-    for i in range(n):
-        waiting.append(pool.submit(work, i))
-        if len(waiting) > AHEAD:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
-
-
-def _hash(row: np.ndarray) -> bytes:
-    return hashlib.sha256(row.data).digest()
+        return Rows(into.finish(hashes, bad), hashes, bad)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:
@@ -260,137 +236,3 @@ def _stamp(file: Path) -> tuple[int, int] | None:
     except (OSError, ValueError):
         return None
     return status.st_size, status.st_mtime_ns
-
-
-class _Memory(contextlib.nullcontext[None]):
-    """Rows in memory."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        try:
-            self.x, self.n = np.empty(shape, np.uint8), 0
-        except MemoryError as error:
-            raise CovNormError(f"the images need too much memory ({error}): use a cache") from None
-
-    def add(self, row: np.ndarray) -> None:
-        self.x[self.n] = row
-        self.n += 1
-
-    def finish(self, _hashes: list[bytes], _bad: dict[int, str]) -> np.ndarray:
-        return self.x[: self.n]
-
-
-# ── the cache: an .npy file a split, with a JSON record behind the rows ─────────────────────────
-
-
-class _File:
-    """Rows in a file that gets its name when it is complete.
-
-    A stream, because a memory map that finds the disk full would end the process. No fsync: a file
-    that a power cut damages is noticed and made anew.
-    """
-
-    def __init__(self, file: Path, shape: tuple[int, ...]) -> None:
-        self.file, self.shape, self.n = file, shape, 0
-        self.temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-        with blame(file):
-            self.stream = self.temporary.open("xb")
-
-    def __enter__(self) -> None:
-        self._header()
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # what cannot be flushed was told by `add`
-            self.stream.close()
-        self.temporary.unlink(missing_ok=True)
-
-    def add(self, row: np.ndarray) -> None:
-        with blame(self.file):
-            self.stream.write(row.data)
-        self.n += 1
-
-    def finish(self, hashes: list[bytes], bad: dict[int, str]) -> np.ndarray:
-        record = _record(hashes, bad)
-        with blame(self.file):
-            self.stream.write(json.dumps({**record, "checksum": checksum(record)}).encode())
-            self.stream.seek(0)
-            self._header()
-            self.stream.close()
-            self.temporary.replace(self.file)
-            return _mapped(self.file)
-
-    def _header(self) -> None:
-        """As long for every n, because numpy leaves room for it."""
-        about = {"descr": "|u1", "fortran_order": False, "shape": (self.n, *self.shape[1:])}
-        np.lib.format.write_array_header_1_0(self.stream, about)
-
-
-def _record(hashes: list[bytes], bad: dict[int, str]) -> dict[str, Any]:
-    pixels = hashlib.sha256(b"".join(hashes)).hexdigest()
-    return {"pixels": pixels, "unreadable": {str(i): reason for i, reason in bad.items()}}
-
-
-def _recalled(file: Path, job: _Job, pool: ThreadPoolExecutor) -> _Rows | None:
-    """What a file keeps; None where there is none, or it is not as it was written."""
-    try:
-        x = _mapped(file)
-        with file.open("rb") as stream:
-            stream.seek(x.offset + x.nbytes)
-            record = json.loads(stream.read())
-        seal = record.pop("checksum")
-        bad = {int(i): reason for i, reason in record["unreadable"].items()}
-        rows = np.asarray(x)
-        if rows.shape != (len(job.items) - len(bad), *job.shape[1:]) or rows.dtype != np.uint8:
-            return None
-        hashes = list(_in_order(pool, lambda i: _hash(rows[i]), len(rows)))
-        same = record == _record(hashes, bad) and seal == checksum(record)
-        same = same and all(isinstance(job.read(i), str) for i in bad)  # or else it was mended
-    except Exception:  # whatever is wrong with it, it is made anew
-        return None
-    return _Rows(rows, hashes, bad) if same else None
-
-
-def _mapped(file: Path) -> np.memmap:
-    """The rows of a file, which nothing can change. Torch warns about what it cannot write to."""
-    try:
-        return np.lib.format.open_memmap(file, mode="c")  # what is written stays in memory
-    except OSError as error:
-        if error.errno != errno.ENOMEM:
-            raise
-        return np.lib.format.open_memmap(file, mode="r")  # larger than all memory
-
-
-@contextlib.contextmanager
-def _in_use(folder: Path | None) -> Iterator[bool]:
-    """Whether the folder can be written to; others see that it is.
-
-    What killed writers left there goes, unless others write just now.
-    """
-    if folder is None or not _is_writable(folder):
-        yield False
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(ImportError, OSError):  # no locks on Windows and on some disks
-            import fcntl
-
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for file in folder.iterdir():
-                    if LEFTOVER.fullmatch(file.name):
-                        file.unlink(missing_ok=True)
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        yield True
-    finally:
-        os.close(handle)
-
-
-def _is_writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return False
-        raise CovNormError(f"{folder}: {error.strerror}: choose another folder as cache") from error
-    return True
