@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -268,6 +269,26 @@ def test_json_is_all_that_stdout_has(built):
     for args in (("list",), ("show", "digits"), ("verify",)):
         ran = covnorm(*args, "--ecology", place / "house", "--json")
         json.loads(ran.out)
+
+
+def test_an_interrupted_add_says_that_it_goes_on_and_does(house, tmp_path):
+    args = ["add", "more", str(house / "digits.npz"), "--size", "32", "--budget", "0.005"]
+    args += ["--epochs", "40", "--threads", "1"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "torch_covnorm", *args], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if line.startswith("train"))
+        assert "frozen" in said
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(60) == 130
+    assert rest.splitlines()[-1].startswith("covnorm: interrupted: give the same command again")
+    assert "Traceback" not in rest
+    assert "more" not in [row["domain"] for row in covnorm("list", "--json").json]
+    fails("add", "more", house / "digits.npz", *QUICK, says="--fresh")  # one epoch, not 40
+    assert covnorm("add", "more", house / "digits.npz", *QUICK, "--fresh").code == 0
+    assert not any(f.is_dir() for f in (house / "house" / "work" / "domains").iterdir())
 
 
 def test_a_real_process_says_the_same(house):

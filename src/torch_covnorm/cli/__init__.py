@@ -7,6 +7,8 @@ import warnings
 
 from ..errors import CovNormError
 
+INTERRUPTED = 130  # as shells have it: 128 and the signal's number
+
 
 def main() -> None:
     """Run the command: results on stdout; an error is one line on stderr, exit code 2."""
@@ -14,27 +16,28 @@ def main() -> None:
 
     from .app import app
 
-    warnings.showwarning = _warn  # type: ignore[assignment]
     try:
-        code = app(prog_name="covnorm", standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn  # type: ignore[assignment]
+            code = app(prog_name="covnorm", standalone_mode=False)
     except CovNormError as error:
         code = _fail(str(error))
-    except KeyboardInterrupt:
-        code = _fail("interrupted: give the same command again, and it goes on from there", 130)
-    except typer.Abort:
-        code = _fail("aborted: nothing was changed", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        code = INTERRUPTED
     except OSError as error:  # the terminal or pipe is gone, or the disk full outside the store
         code = _fail(f"{error.filename or ''} {error.strerror or error}".strip())
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own words for wrong usage
             raise
         code = _fail(f"{error.format_message()} (covnorm --help)")
+    if code == INTERRUPTED:  # which typer may have caught itself
+        _fail("interrupted: give the same command again, and it goes on from there")
     sys.exit(code or 0)
 
 
-def _fail(message: str, code: int = 2) -> int:
+def _fail(message: str) -> int:
     print(f"covnorm: {' '.join(message.split())}", file=sys.stderr)
-    return code
+    return 2
 
 
 def _warn(message: object, *_: object) -> None:

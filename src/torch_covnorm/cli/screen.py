@@ -5,11 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from ..progress import Progress as Step
@@ -61,8 +69,9 @@ class _Stages:
 
     def __init__(self, screen: Screen, bars: Progress) -> None:
         self.screen, self.bars = screen, bars
-        self.name, self.tasks = "", {}  # type: ignore[var-annotated]
-        self.said: set[str] = set()
+        self.name = ""
+        self.tasks: dict[str, TaskID] = {}
+        self.start, self.first = 0.0, 0
 
     def begin(self, stage: str, why: str) -> None:
         self.name, self.tasks = stage, {}
@@ -70,7 +79,10 @@ class _Stages:
             self.bars.console.print(f"{stage:9} {why}", markup=False)
 
     def images(self, done: int, total: int) -> None:
-        self._update(self.name, done, total, "images")
+        if self.name not in self.tasks:
+            self.start, self.first = time.perf_counter(), done
+        rate = (done - self.first) / max(time.perf_counter() - self.start, 1e-9)
+        self._update(self.name, done, total, f"{rate:.0f} images/s" if done > self.first else "")
 
     def training(self, step: Step) -> None:
         if step.stage not in self.tasks and step.stage in WHY:
@@ -97,8 +109,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
     """A table: text to the left, numbers to the right."""
     made = Table(title=title or None, title_justify="left", header_style="bold", box=None)
     for i, column in enumerate(columns):
-        number = any(not isinstance(row[i], str) for row in rows) and i > 0
-        made.add_column(column, justify="right" if number or column[-1:] == "%" else "left")
+        number = any(not isinstance(row[i], str) for row in rows) or column[-1:] == "%"
+        made.add_column(column, justify="right" if number and i else "left", no_wrap=True)
     for row in rows:
         made.add_row(*(_text(cell) for cell in row))
     return made

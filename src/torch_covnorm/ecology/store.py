@@ -170,7 +170,9 @@ class Ecology:
         if name not in bases:
             raise CovNormError(f"{self.folder}: unknown basis {name!r}: {choices(name, bases)}")
         record = self.blobs.read_record(bases[name]["record"], basis_files.FORMAT)
-        tensors = self.blobs.read_tensors(bases[name]["tensors"])
+        tensors: dict[str, Tensor] = {}
+        for part in set(bases[name]) - {"record"}:
+            tensors |= self.blobs.read_tensors(bases[name][part])
         with blame(self.blobs.path(bases[name]["record"])):
             net.bases[name] = basis_files.unpacked(net, record, tensors)
 
@@ -215,12 +217,8 @@ class Ecology:
                 if not replace:
                     self.check_new(name, manifest)
             for basis in bases:
-                record, tensors = basis_files.packed(net, net.basis(basis))
                 self._check_users(manifest, basis, details)
-                manifest["bases"][basis] = {
-                    "record": self.blobs.write_record(basis_files.FORMAT, record),
-                    "tensors": self.blobs.write_tensors(tensors),
-                }
+                manifest["bases"][basis] = self._written_basis(net, basis)
             for name, kept in details.items():
                 old = manifest["domains"].get(name, {}).get("blobs", {}) if kept.keep else {}
                 manifest["domains"][name] = asdict(self._written(net, name, kept, dtype, old))
@@ -291,6 +289,15 @@ class Ecology:
                     write_file(self.file, sealed(FORMAT, manifest, indent=None))
             finally:  # of this change if it failed, of the domains that went if not
                 self.blobs.sweep(set(references(self._manifest())))
+
+    def _written_basis(self, net: MultiDomainNetwork, name: str) -> dict[str, str]:
+        """Its factors apart from its moments, which only joining needs."""
+        record, tensors = basis_files.packed(net, net.basis(name))
+        parts: dict[str, dict[str, Tensor]] = {"tensors": {}, "moments": {}}
+        for key, value in tensors.items():
+            parts["moments" if key.count("/") == 2 else "tensors"][key] = value
+        blobs = {part: self.blobs.write_tensors(found) for part, found in parts.items() if found}
+        return {"record": self.blobs.write_record(basis_files.FORMAT, record), **blobs}
 
     def _check_users(self, manifest: Mapping[str, Any], basis: str, names: Container[str]) -> None:
         """A basis changes with all of its domains, or not."""

@@ -35,7 +35,8 @@ def verify(
     for name, blobs in bases.items():
         try:
             record = ecology.blobs.read_record(blobs["record"], basis_files.FORMAT)
-            ecology.blobs.read_tensors(blobs["tensors"])
+            for part in set(blobs) - {"record"}:
+                ecology.blobs.read_tensors(blobs[part])
             fingerprints[name] = record["fingerprint"]
         except CovNormError as error:
             problems.append(f"basis {name!r}: {error}")
