@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import glob
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command import covnorm, npz, photos
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "torch_covnorm"
@@ -17,8 +20,8 @@ SOURCE = ROOT / "src" / "torch_covnorm"
 FLOW = """
     version errors modulemap moments ranks normalize adapters sites domain routing mixed merge
     records basis files network batches covnorm geometric joint accounting lwf evaluation progress
-    schedules seeds snapshot loop training run methods settings adapt data backbones bare prediction export
-    ecology report cli __init__ __main__
+    schedules seeds snapshot loop training run methods settings adapt data backbones bare
+    prediction export ecology report cli __init__ __main__
 """.split()  # noqa: SIM905
 
 
@@ -88,15 +91,80 @@ def test_every_public_name_has_a_docstring():
             assert getattr(cn, name).__doc__
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/methods.md"])
+def blocks(page, language):
+    """The blocks of a page in one language, in order."""
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/methods.md", "docs/ecology.md"])
 def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch):
     """Blocks run in order, in one namespace, in an empty folder."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
-    assert blocks
+    found = blocks(page, "python")
+    assert found
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {}
-    for block in blocks:
+    for block in found:
         exec(compile(block, page, "exec"), namespace)
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """Runs lines as a shell would, in a folder with small real images: `covnorm`, `cd`, `export`.
+
+    A line may end with ``# exit 2`` to say that it fails.
+    """
+    images = sorted(photos(tmp_path / "photos").rglob("*.png"))
+    rows = [f"{image.relative_to(tmp_path)},{image.parent.name}\n" for image in images]
+    (tmp_path / "photos.csv").write_text("path,label\n" + "".join(rows))
+    npz(tmp_path / "digits.npz")
+    digits = photos(tmp_path / "digits", classes=10, name="digits")
+    next((digits / "7").iterdir()).rename(tmp_path / "seven.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COVNORM_ECOLOGY", "")
+
+    def run(line):
+        program, *words = shlex.split(line, comments=True) or [""]
+        if program == "cd":
+            monkeypatch.chdir(words[0])
+        elif program == "export":
+            monkeypatch.setenv(*words[0].split("=", 1))
+        elif program:
+            assert program == "covnorm", f"what is {line}?"
+            said = re.search(r"# exit (\d+)$", line)
+            ran = covnorm(*(file for word in words for file in sorted(glob.glob(word)) or [word]))  # noqa: PTH207
+            assert ran.code == (int(said[1]) if said else 0), f"{line}\n{ran.err}"
+
+    return run
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/command.md"])
+def test_every_command_of_the_page_runs(page, shell):
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    assert lines or page == "README.md"
+    for line in lines:
+        shell(line)
+
+
+def test_control_a_command_that_fails_is_seen(shell):
+    shell("covnorm lst   # exit 2")
+    for line in ("covnorm lst", "covnorm --version   # exit 2", "rm -r photos"):
+        with pytest.raises(AssertionError):
+            shell(line)
+
+
+def test_the_page_of_the_command_names_every_subcommand_and_option():
+    import typer
+
+    from torch_covnorm.cli.app import app
+
+    page = (ROOT / "docs" / "command.md").read_text()
+    commands = typer.main.get_command(app).commands
+    assert len(commands) > 10
+    for name, command in commands.items():
+        section = re.search(rf"^## {name}\n(.*?)(?=^## )", page, flags=re.M | re.S)
+        assert section, name
+        for option in (o for parameter in command.params for o in parameter.opts):
+            assert not option.startswith("--") or f"`{option}" in page, f"{name} {option}"
 
 
 def test_the_recipe_is_one_readable_file():

@@ -18,7 +18,7 @@ from ..ecology.adding import How, add
 from ..ecology.images import decode_for, images_of
 from ..ecology.joining import METHOD as JOINT
 from ..ecology.joining import join
-from ..ecology.store import MANIFEST
+from ..ecology.manifest import MANIFEST
 from ..errors import CovNormError
 from ..prediction import preprocessing
 from .looking import facts_of

@@ -10,7 +10,7 @@ import torch
 import typer
 
 from ..ecology import Ecology
-from ..ecology.store import MANIFEST
+from ..ecology.manifest import MANIFEST
 from ..errors import CovNormError
 
 VARIABLE = "COVNORM_ECOLOGY"

@@ -9,7 +9,7 @@ import torch
 import typer
 
 from ..ecology.images import images_of
-from ..ecology.measure import held_out
+from ..ecology.measure import held_out, percent
 from ..errors import CovNormError
 from ..prediction import probabilities, read_inputs
 from .options import Device, Json, Name, Quiet, Threads, Where, check_device, find, set_threads
@@ -94,7 +94,7 @@ def eval_(
         y = torch.cat([part.y for part in data.splits.values()])
     places = torch.tensor([classes.index(c) for c in data.classes])
     answers = probabilities(net.to(check_device(device)), name, x).argmax(1)
-    accuracy = 100 * float((answers == places[y]).float().mean())
+    accuracy = percent(answers == places[y])
     value = {"domain": name, "accuracy": accuracy, "n": len(y), "on": split}
     screen.result(value, f"{name}: {accuracy:.1f} % of {len(y):,} images right ({split})")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .store import Details, Ecology, Entry
+from .manifest import Entry
+from .store import Details, Ecology
 from .verify import verify
 
 __all__ = ["Details", "Ecology", "Entry", "verify"]

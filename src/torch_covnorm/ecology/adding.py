@@ -209,7 +209,7 @@ class _Running:
                 "before": before,
                 "adapted": done[0].tested.get("train"),
                 "compressed": stages.get("normalize"),
-                "final": 100 * float((answers == part.y).float().mean()),
+                "final": measure.percent(answers == part.y),
             },
             "validation": last.accuracy,
             "ranks": {site: _pair(rank) for site, rank in last.ranks.items()},
@@ -258,7 +258,10 @@ def _balance(data: Decoded) -> dict[str, Any]:
 def _history(ecology: Ecology, name: str) -> list[dict[str, Any]]:
     if name not in ecology.domains:
         return []
-    history: list[dict[str, Any]] = ecology.details(name)["history"]
+    try:
+        history: list[dict[str, Any]] = ecology.details(name)["history"]
+    except CovNormError:  # a damaged domain is healed by replacing it
+        return []
     return history
 
 

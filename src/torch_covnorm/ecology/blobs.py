@@ -76,12 +76,20 @@ class Blobs:
         with blame(self.path(blob)):
             return self.path(blob).stat().st_size
 
+    def names(self) -> set[str]:
+        """All blobs that are there."""
+        return {file.name for file in self._files() if BLOB.fullmatch(file.name)}
+
     def sweep(self, kept: Container[str]) -> None:
-        """Remove what is not kept; files that are no blobs stay."""
-        for file in self._files():
-            blob = BLOB.fullmatch(file.name) and file.name not in kept
-            if blob or TEMPORARY.fullmatch(file.name):
-                file.unlink(missing_ok=True)
+        """Remove what is not kept; files that are no blobs stay.
+
+        What cannot be removed harms nobody: it goes with a later change.
+        """
+        with contextlib.suppress(OSError):
+            for file in list(self._files()):
+                blob = BLOB.fullmatch(file.name) and file.name not in kept
+                if blob or TEMPORARY.fullmatch(file.name):
+                    file.unlink(missing_ok=True)
 
     def _files(self) -> Iterator[Path]:
         if self.folder.is_dir():

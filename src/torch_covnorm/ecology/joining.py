@@ -11,6 +11,7 @@ from torch import nn
 from ..adapt import Adapted, adapt
 from ..data.decode import Decoded
 from ..data.loader import Batches
+from ..domain import check_name
 from ..errors import CovNormError
 from ..network import MultiDomainNetwork
 from ..prediction import preprocessing, probabilities
@@ -45,7 +46,7 @@ def join(
         how: "variance", "basis" and other options of `METHODS["covnorm-joint"]`, and training.
     """
     how, tell = how or How(METHOD), tell or Telling()
-    basis = str(how.options.get("basis", "joint"))
+    basis = check_name(how.options.get("basis", "joint"))
     entries = ecology.domains
     old = [n for n, entry in entries.items() if entry.basis == basis]
     able = [n for n, e in entries.items() if e.method in FULL or "trained.record" in e.blobs]
@@ -68,7 +69,9 @@ def join(
         tell.stage("decode", "the images of all of them, from the cache where they are in it")
         parts = {name: data(name) for name in [*old, *names]}
         digests = {name: part.digest for name, part in parts.items()}
-        unfinished(work, {**how.record(), "data": digests})
+        before = {name: entries[name] for name in parts}
+        made_from = {name: entry.blobs for name, entry in before.items()}
+        unfinished(work, {**how.record(), "data": digests, "domains": made_from})
         done = _adapted(net, parts, how, work, tell)
         for name in done:
             measure.round_(net, name, how.storage)
@@ -76,7 +79,7 @@ def join(
             name: _details(ecology, net, name, parts[name], found, how, tell)
             for name, found in done.items()
         }
-        ecology.put(net, details, how.storage, replace=True)
+        ecology.put(net, details, how.storage, replace=True, before=before)
     return {name: kept.facts for name, kept in details.items()}
 
 
@@ -125,7 +128,7 @@ def _details(
     tell.stage("measure", f"{name} as it is stored, on {len(part.y):,} images: {split}")
     answers = probabilities(net, name, part.x)
     said, pictures = measure.examples(part.x, part.y, answers, data.classes)
-    right = 100 * float((answers.argmax(1) == part.y).float().mean())
+    right = measure.percent(answers.argmax(1) == part.y)
     stages = {"compressed": found.tested.get("normalize"), "final": right}
     facts["results"] |= {
         "accuracy": {**facts["results"]["accuracy"], **stages},

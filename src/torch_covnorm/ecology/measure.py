@@ -35,6 +35,11 @@ def round_(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> None:
     net.domains[name] = files.unpacked(net, record, tensors, name, None, here, here)
 
 
+def percent(right: Tensor) -> float:
+    """Of booleans (n,), how many are true."""
+    return 100 * int(right.sum()) / len(right)
+
+
 def confusion(labels: Tensor, answers: Tensor, classes: int) -> list[list[int]] | None:
     """Counts (classes, classes): rows are the truth, columns the answers."""
     if classes > LARGEST_CONFUSION:

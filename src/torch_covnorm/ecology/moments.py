@@ -10,6 +10,8 @@ from torch import Tensor
 from ..errors import CovNormError
 from ..moments import Moments
 
+PARTS = ("n", "images", "mean", "scatter")
+
 
 def packed(moments: Mapping[str, Moments]) -> dict[str, Tensor]:
     """{site/n, site/images, site/mean (d,), site/scatter (d(d+1)/2,)}, float64."""
@@ -27,6 +29,8 @@ def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
     moments = {}
     for key in tensors:
         site, _, part = key.rpartition("/")
+        if part not in PARTS:
+            raise CovNormError(f"tensor {key!r} is no part of moments")
         if part != "mean":
             continue
         d, half = len(tensors[key]), tensors[f"{site}/scatter"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,35 +24,14 @@ from ..domain import Domain, check_name
 from ..errors import CovNormError, choices
 from ..moments import Moments
 from ..network import MultiDomainNetwork
-from ..records import blame, read, sealed, write_file
+from ..records import blame
 from . import moments as moment_files
 from .backbone import describe, rebuild
 from .blobs import Blobs
 from .lock import locked
+from .manifest import MANIFEST, Entry, read_manifest, references, write_manifest
 
-FORMAT = "torch-covnorm ecology"
 DETAILS = "torch-covnorm details"
-MANIFEST = "ecology.json"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A domain as the manifest has it: enough for a list, and the names of its blobs.
-
-    parameters: of its adapters, as the paper counts. bytes: what a device needs to have it, its
-    tensors and their record. blobs: "record" and "tensors" (the domain), "details" (method,
-    settings, results, history); where there are any, "trained.record" and "trained.tensors" (it
-    with its full A's), "moments" (of A's input) and "examples".
-    """
-
-    method: str
-    classes: int | None
-    accuracy: float | None
-    parameters: int
-    total: int
-    bytes: int
-    basis: str | None
-    blobs: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -83,7 +62,9 @@ class Ecology:
         self.blobs = Blobs(self.folder / "blobs")
         self._seen: tuple[Any, dict[str, Any]] | None = None
         if not self.file.is_file():
-            raise CovNormError(f"{self.folder}: no ecology there: covnorm init {self.folder}")
+            lost = self.blobs.names()
+            remedy = "restore it from a copy" if lost else f"covnorm init {self.folder}"
+            raise CovNormError(f"{self.file}: no ecology there: {remedy}")
         self._manifest()
 
     @classmethod
@@ -102,12 +83,17 @@ class Ecology:
             if (path / MANIFEST).exists():
                 raise CovNormError(f"{path}: is an ecology already: use it, or give another folder")
             described, kept = description
+            blobs = Blobs(path / "blobs")
+            before = blobs.names()
             if kept is not None:
                 tensors = {k: v.contiguous() for k, v in kept.state_dict().items()}
-                described["weights"] = Blobs(path / "blobs").write_tensors(tensors)
+                described["weights"] = blobs.write_tensors(tensors)
+            if before - {described["weights"]}:  # more than a killed `create` leaves
+                raise CovNormError(
+                    f"{path / MANIFEST}: is gone, but domains are there: restore it from a copy"
+                )
             manifest = {"backbone": described, "domains": {}, "bases": {}}
-            with blame(path / MANIFEST):
-                write_file(path / MANIFEST, sealed(FORMAT, manifest, indent=None))
+            write_manifest(path / MANIFEST, manifest)
         return cls(path)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
@@ -120,9 +106,7 @@ class Ecology:
     @property
     def domains(self) -> dict[str, Entry]:
         """Every domain by name, as it is now; no tensor is read for it."""
-        with blame(self.file):
-            found = self._manifest()["domains"].items()
-            return {check_name(name): Entry(**entry) for name, entry in found}
+        return {name: Entry(**entry) for name, entry in self._manifest()["domains"].items()}
 
     @property
     def bases(self) -> dict[str, dict[str, str]]:
@@ -134,35 +118,46 @@ class Ecology:
         found = self._manifest()["domains"]
         if name not in found:
             raise CovNormError(f"{self.folder}: unknown domain {name!r}: {choices(name, found)}")
-        with blame(self.file):
-            return Entry(**found[name])
+        return Entry(**found[name])
 
     def network(self, backbone: nn.Module | None = None) -> MultiDomainNetwork:
         """The backbone as a `MultiDomainNetwork` without domains, its fingerprint checked."""
         return rebuild(self._manifest()["backbone"], self.blobs, backbone)
 
     def load(self, net: MultiDomainNetwork, name: str, trained: bool = False) -> Domain:
-        """Add a domain to the network, with the basis that it shares; `trained`: with full A's."""
-        part = "trained." if trained else ""
+        """Add a domain to the network, with the basis that it shares; `trained`: with full A's.
 
-        def read(entry: Entry) -> Domain:
-            if f"{part}record" not in entry.blobs:
-                raise CovNormError(f"domain {name!r}: no trained A is kept for {entry.method!r}")
-            names = entry.blobs[f"{part}record"], entry.blobs[f"{part}tensors"]
-            record = self.blobs.read_record(names[0], files.FORMAT)
-            if record["basis"] is not None and record["basis"]["name"] not in net.bases:
-                self.load_basis(net, record["basis"]["name"])
-            paths = [self.blobs.path(n) for n in names]
-            with blame(paths[0]):
-                files.check_record(record, net, None)
-            tensors = self.blobs.read_tensors(names[1])
-            return files.unpacked(net, record, tensors, name, None, *paths)
-
+        On an error the network is as it was.
+        """
         if name in net.domains:
             raise CovNormError(f"domain {name!r} is in the network already: remove it first")
+        bases = dict(net.bases.items())
+
+        def read(entry: Entry) -> Domain:
+            try:
+                return self._domain(net, name, entry, "trained." if trained else "")
+            except CovNormError:
+                for basis in set(net.bases) - set(bases):
+                    del net.bases[basis]
+                raise
+
         domain: Domain = self._reading(name, read)
         net.domains[name] = domain
         return domain
+
+    def _domain(self, net: MultiDomainNetwork, name: str, entry: Entry, part: str) -> Domain:
+        if f"{part}record" not in entry.blobs:
+            raise CovNormError(f"domain {name!r}: no trained A is kept for {entry.method!r}")
+        names = entry.blobs[f"{part}record"], entry.blobs[f"{part}tensors"]
+        paths = [self.blobs.path(n) for n in names]
+        record = self.blobs.read_record(names[0], files.FORMAT)
+        with blame(paths[0]):
+            basis = record["basis"] and record["basis"]["name"]
+            if basis is not None and basis not in net.bases:
+                self.load_basis(net, basis)
+            files.check_record(record, net, None)
+        tensors = self.blobs.read_tensors(names[1])
+        return files.unpacked(net, record, tensors, name, None, *paths)
 
     def load_basis(self, net: MultiDomainNetwork, name: str) -> None:
         """Add a shared basis to the network."""
@@ -171,7 +166,7 @@ class Ecology:
             raise CovNormError(f"{self.folder}: unknown basis {name!r}: {choices(name, bases)}")
         record = self.blobs.read_record(bases[name]["record"], basis_files.FORMAT)
         tensors: dict[str, Tensor] = {}
-        for part in set(bases[name]) - {"record"}:
+        for part in sorted(set(bases[name]) - {"record"}):
             tensors |= self.blobs.read_tensors(bases[name][part])
         with blame(self.blobs.path(bases[name]["record"])):
             net.bases[name] = basis_files.unpacked(net, record, tensors)
@@ -208,11 +203,21 @@ class Ecology:
         details: Mapping[str, Details],
         dtype: torch.dtype = torch.float32,
         replace: bool = False,
+        before: Mapping[str, Entry] | None = None,
     ) -> None:
         """Keep domains of the network with their details, and the bases that they share: all or
-        nothing. `replace`: they may be there already."""
+        nothing.
+
+        `replace`: they may be there already. `before`: what they were made from; where another has
+        changed one of these meanwhile, nothing is kept."""
         bases = {b for n in details if (b := net.domain(n).basis) is not None}
         with self._changing() as manifest:
+            for name, entry in (before or {}).items():
+                if manifest["domains"].get(name) != asdict(entry):
+                    raise CovNormError(
+                        f"{self.folder}: domain {name!r} was changed meanwhile: give the same "
+                        "command again"
+                    )
             for name in details:
                 if not replace:
                     self.check_new(name, manifest)
@@ -232,7 +237,7 @@ class Ecology:
                         f"{self.folder}: unknown domain {name!r}: "
                         f"{choices(name, manifest['domains'])}"
                     )
-            for name in names:
+            for name in set(names):
                 del manifest["domains"][name]
 
     def check_new(self, name: str, manifest: dict[str, Any] | None = None) -> None:
@@ -255,17 +260,17 @@ class Ecology:
             stat = self.file.stat()
         seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if self._seen is None or self._seen[0] != seen:
-            self._seen = seen, read(self.file, FORMAT)
+            self._seen = seen, read_manifest(self.file)
         return self._seen[1]
 
     def _reading(self, name: str, read: Any) -> Any:
-        """Read blobs of a domain; should it be replaced meanwhile, read those of the new one."""
+        """Read blobs of a domain; should the store change meanwhile, read them once more."""
         while True:
-            entry = self.entry(name)
+            entry, manifest = self.entry(name), self._manifest()
             try:
                 return read(entry)
             except CovNormError:
-                if self.entry(name) == entry:
+                if self._manifest() is manifest:
                     raise
 
     def _part(self, name: str, part: str) -> dict[str, Tensor]:
@@ -284,9 +289,7 @@ class Ecology:
                 yield manifest
                 used = {entry["basis"] for entry in manifest["domains"].values()}
                 manifest["bases"] = {n: b for n, b in manifest["bases"].items() if n in used}
-                manifest = {k: manifest[k] for k in ("backbone", "domains", "bases")}
-                with blame(self.file):
-                    write_file(self.file, sealed(FORMAT, manifest, indent=None))
+                write_manifest(self.file, manifest)
             finally:  # of this change if it failed, of the domains that went if not
                 self.blobs.sweep(set(references(self._manifest())))
 
@@ -351,13 +354,3 @@ class Ecology:
             basis=domain.basis,
             blobs=blobs,
         )
-
-
-def references(manifest: Mapping[str, Any]) -> Iterable[str]:
-    """The blobs that a manifest names."""
-    if manifest["backbone"]["weights"] is not None:
-        yield manifest["backbone"]["weights"]
-    for basis in manifest["bases"].values():
-        yield from basis.values()
-    for entry in manifest["domains"].values():
-        yield from entry["blobs"].values()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 from .. import basis as basis_files
 from .. import files
 from ..errors import CovNormError
+from ..records import blame
+from .manifest import RECORDS
 from .store import DETAILS, Ecology
-
-RECORDS = {"record": files.FORMAT, "trained.record": files.FORMAT, "details": DETAILS}
 
 
 def verify(
@@ -26,43 +27,50 @@ def verify(
     try:
         ecology = Ecology(folder)
         domains, bases = ecology.domains, ecology.bases
-        if backbone and ecology.backbone["name"] is not None:
-            ecology.network()
     except CovNormError as error:
         return [str(error)]
     problems: list[str] = []
+    if backbone and ecology.backbone["name"] is not None:
+        problems += _told(ecology.network)
     fingerprints: dict[str, str] = {}
     for name, blobs in bases.items():
-        try:
-            record = ecology.blobs.read_record(blobs["record"], basis_files.FORMAT)
-            for part in set(blobs) - {"record"}:
-                ecology.blobs.read_tensors(blobs[part])
-            fingerprints[name] = record["fingerprint"]
-        except CovNormError as error:
-            problems.append(f"basis {name!r}: {error}")
+        for part, blob in blobs.items():
+            found = _told(partial(_check, ecology, part, blob, fingerprints, name))
+            problems += [f"basis {name!r}, {part}: {p}" for p in found]
     for i, (name, entry) in enumerate(domains.items(), 1):
         for part, blob in entry.blobs.items():
-            found = _check(ecology, part, blob, fingerprints)
+            found = _told(partial(_check, ecology, part, blob, fingerprints))
             problems += [f"domain {name!r}, {part}: {p}" for p in found]
         if progress is not None:
             progress(i, len(domains))
     return problems
 
 
-def _check(ecology: Ecology, part: str, blob: str, fingerprints: dict[str, str]) -> Iterator[str]:
-    """One blob of a domain."""
+def _told(check: Callable[[], object]) -> list[str]:
     try:
-        if part not in RECORDS:
-            ecology.blobs.read_tensors(blob)
-            return
-        record = ecology.blobs.read_record(blob, RECORDS[part])
+        check()
     except CovNormError as error:
-        yield str(error)
+        return [str(error)]
+    return []
+
+
+def _check(
+    ecology: Ecology, part: str, blob: str, fingerprints: dict[str, str], basis: str | None = None
+) -> None:
+    """One blob: of a domain, or of a basis by its name, whose fingerprint is noted."""
+    if part not in RECORDS:
+        ecology.blobs.read_tensors(blob)
         return
+    format_ = DETAILS if part == "details" else files.FORMAT
+    record = ecology.blobs.read_record(blob, format_ if basis is None else basis_files.FORMAT)
     if part == "details":
         return
-    file, basis = ecology.blobs.path(blob), record["basis"]
-    if record["backbone"]["fingerprint"] != ecology.backbone["fingerprint"]:
-        yield f"{file}: was made for another backbone"
-    if basis is not None and fingerprints.get(basis["name"]) != basis["fingerprint"]:
-        yield f"{file}: its shared basis {basis['name']!r} is damaged, missing or another"
+    with blame(ecology.blobs.path(blob)):
+        if record["backbone"]["fingerprint"] != ecology.backbone["fingerprint"]:
+            raise CovNormError("was made for another backbone")
+        if basis is not None:
+            fingerprints[basis] = record["fingerprint"]
+        elif record["basis"] is not None:
+            shared = record["basis"]["name"]
+            if fingerprints.get(shared) != record["basis"]["fingerprint"]:
+                raise CovNormError(f"its basis {shared!r} is damaged, missing or another")

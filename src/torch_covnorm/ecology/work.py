@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,18 +24,30 @@ def workplace(folder: Path, busy: str, fresh: bool) -> Iterator[Path]:
     with blame(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f".{folder.name}"), busy):
+        for left in folder.parent.glob(f".{folder.name}~*"):  # "~" is in no domain's name
+            shutil.rmtree(left, ignore_errors=True)
         if fresh:
-            shutil.rmtree(folder, ignore_errors=True)
+            _clear(folder)
         yield folder
-        shutil.rmtree(folder, ignore_errors=True)
+        _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    """Remove a folder at once: half of it would not be what any step had left."""
+    if folder.exists():
+        away = folder.with_name(f".{folder.name}~{secrets.token_hex(8)}")
+        with blame(folder):
+            folder.rename(away)
+        shutil.rmtree(away, ignore_errors=True)
 
 
 def unfinished(work: Path, settings: dict[str, Any]) -> Snapshot:
     """Where the work stands; work that was begun with other settings is refused."""
     job = Snapshot(work / "job", settings)
     try:
-        if job.load() is None:
-            job.save({})
+        known = job.load()
     except CovNormError as error:
         raise CovNormError(f"{error}; --fresh does that") from None
+    if known is None:
+        job.save({})
     return job

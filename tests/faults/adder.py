@@ -1,0 +1,199 @@
+"""A second process that writes to a small ecology: counted, killed or broken as it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import small_ecology as small
+import torch
+import torch._dynamo  # the first optimiser imports it: here once for all processes
+
+import torch_covnorm as cn
+from torch_covnorm.ecology import Ecology, store
+from torch_covnorm.ecology.adding import add
+from torch_covnorm.ecology.blobs import Blobs
+from torch_covnorm.progress import Telling
+
+Event = tuple[str, str]  # ("rename", file), ("fsync", ""), ("unlink", ""), ("step", stage), …
+EPOCHS = 2
+
+
+def how(**changes: Any) -> Any:
+    return small.how(epochs=EPOCHS, **changes)
+
+
+def data() -> Any:
+    return small.decoded("train", "test")
+
+
+def add_digits(folder: Path, tell: Telling, name: str = "digits", **changes: Any) -> None:
+    replace, fresh = (changes.pop(word, False) for word in ("replace", "fresh"))
+    add(
+        Ecology(folder),
+        name,
+        data(),
+        how(**changes),
+        backbone=small.backbone(),
+        replace=replace,
+        fresh=fresh,
+        tell=tell,
+    )
+
+
+class Watch:
+    """Every event of what runs inside; at the one that is told, the process ends as by kill −9."""
+
+    def __init__(self, kill: int | None) -> None:
+        self.kill, self.events = kill, []
+
+    def saw(self, kind: str, what: str = "") -> None:
+        if len(self.events) == self.kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.events.append((kind, what))
+
+    def telling(self) -> Telling:
+        return Telling(
+            lambda stage, _: self.saw("stage", stage), lambda p: self.saw("step", p.stage)
+        )
+
+    def install(self) -> None:
+        def watched(kind: str, right: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                self.saw(kind, Path(os.fsdecode(args[1])).name if kind == "rename" else "")
+                return right(*args, **kwargs)
+
+            return call
+
+        os.fsync = watched("fsync", os.fsync)
+        os.replace = watched("rename", os.replace)
+        os.unlink = watched("unlink", os.unlink)
+        os.rmdir = watched("rmdir", os.rmdir)
+
+
+# ── what a process does ───────────────────────────────────────────────────────────────────────
+
+
+def adding(pipe: Connection, folder: Path, kill: int | None, **changes: Any) -> Any:
+    watch = Watch(kill)
+    watch.install()
+    add_digits(folder, watch.telling(), **changes)
+    return watch.events
+
+
+def putting(pipe: Connection, folder: Path, names: list[str], rounds: int) -> Any:
+    """Put, replace and remove; the last of each is left there."""
+    ecology = Ecology(folder)
+    for i in range(rounds):
+        for name in names:
+            small.put(ecology, name, seed=i, replace=True)
+            small.put(ecology, f"{name}-short")
+            ecology.remove([f"{name}-short"])
+    return len(ecology.domains)
+
+
+def replacing(pipe: Connection, folder: Path, names: list[str]) -> Any:
+    """Replace domains by ever new ones, until it is told to stop."""
+    ecology, i = Ecology(folder), 0
+    while not pipe.poll():
+        i += 1
+        small.put(ecology, *names, seed=i, replace=True)
+    return i
+
+
+def limited(pipe: Connection, folder: Path, size: int) -> Any:
+    """No file may grow past a size: the disk is full for large ones."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    add_digits(folder, Telling())
+
+
+# ── broken on purpose, to see the tests fail ──────────────────────────────────────────────────
+
+
+def without_lock() -> None:
+    """No lock, and long enough between reading the manifest and writing it to matter."""
+    right = store.write_file
+
+    def slow(file: Path, content: bytes) -> None:
+        time.sleep(0.02)
+        right(file, content)
+
+    store.locked = lambda *_: contextlib.nullcontext()
+    store.write_file = slow
+
+
+def manifest_first() -> None:
+    """Blobs are written behind the manifest that names them."""
+    right, write = Blobs.write, store.write_file
+    waiting: list[tuple[Blobs, bytes, str]] = []
+
+    def later(blobs: Blobs, content: bytes, ending: str) -> str:
+        import hashlib
+
+        waiting.append((blobs, content, ending))
+        return f"{hashlib.sha256(content).hexdigest()}.{ending}"
+
+    def write_file(file: Path, content: bytes) -> None:
+        write(file, content)
+        for item in waiting:
+            right(*item)
+
+    Blobs.write, Blobs.size, store.write_file = later, lambda *_: 1, write_file
+
+
+def run(pipe: Connection, task: str, broken: str | None, args: tuple, changes: dict) -> None:
+    """The whole process: its last word is ("done", result) or ("error", message)."""
+    torch.set_num_threads(1)
+    if broken is not None:
+        globals()[broken]()
+    pipe.send("begun")
+    try:
+        result = globals()[task](pipe, *args, **changes)
+    except cn.CovNormError as error:
+        pipe.send(("error", str(error)))
+    except BaseException as error:
+        pipe.send(("raised", repr(error)))
+    else:
+        pipe.send(("done", result))
+
+
+class Child:
+    """Such a process, forked from a server that has imported torch and done nothing else."""
+
+    context = multiprocessing.get_context("forkserver")
+
+    def __init__(self, task: str, *args: Any, broken: str | None = None, **changes: Any) -> None:
+        self.pipe, end = self.context.Pipe()
+        self.process = self.context.Process(target=run, args=(end, task, broken, args, changes))
+        self.process.start()
+        end.close()
+        assert self.says() == "begun"
+
+    def says(self) -> Any:
+        assert self.pipe.poll(60), "the child is silent"
+        return self.pipe.recv()
+
+    def end(self) -> Any:
+        """Its last word, when it has ended by itself."""
+        word = self.says()
+        self.process.join(60)
+        return word
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(60)
+
+    @property
+    def was_killed(self) -> bool:
+        self.process.join(60)
+        return self.process.exitcode == -signal.SIGKILL

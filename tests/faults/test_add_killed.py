@@ -1,0 +1,211 @@
+"""Guarantee 11 for the store: kill −9 at any moment of an `add` leaves it before or behind it."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import time
+
+import adder
+import pytest
+import small_ecology as small
+import torch
+from adder import Child
+
+import torch_covnorm as cn
+from torch_covnorm.ecology import Ecology, verify
+from torch_covnorm.ecology.store import MANIFEST
+from torch_covnorm.progress import Telling
+
+TIMED = 16  # kills by the clock; the others at chosen events
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    """Children with one thread, as here: sums over more threads round otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        Child.context.set_forkserver_preload(["pytest", "worker", "adder"])
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """An ecology with another domain, to which "digits" is added again and again."""
+    folder = tmp_path_factory.mktemp("killed") / "house"
+    ecology = Ecology.create(folder, small.backbone())
+    small.put(ecology, "other")
+    return folder
+
+
+class Whole:
+    """An add that nothing interrupts: its events, how long it takes, the tensors that it gives."""
+
+    def __init__(self, folder):
+        child = Child("adding", folder, None)
+        start = time.monotonic()
+        said, self.events = child.end()
+        self.seconds = time.monotonic() - start
+        assert said == "done", self.events
+        ecology = Ecology(folder)
+        self.blobs = ecology.entry("digits").blobs
+        self.other = ecology.entry("other")
+        self.bytes = {b: ecology.blobs.read(b) for b in self.other.blobs.values()}
+        ecology.remove(["digits"])
+        kinds = [kind for kind, _ in self.events]
+        self.steps = kinds.count("step")
+        self.manifest = self.events.index(("rename", MANIFEST))
+        self.store = self.events.index(("stage", "store"))
+
+    def steps_left(self, kill):
+        """Behind the last snapshot that was complete before this event."""
+        saved = [i for i in range(kill) if self.events[i] == ("rename", "snapshot.json")]
+        first = saved[-1] if saved else 0
+        return sum(kind == "step" for kind, _ in self.events[first:])
+
+    def places(self, draw):
+        """Events to be killed at: of every kind, and all around the commit."""
+        kinds = {}
+        for i, (kind, _) in enumerate(self.events[: self.store]):
+            kinds.setdefault(kind, []).append(i)
+        chosen = [
+            i for kind in sorted(kinds) for i in draw.sample(kinds[kind], min(5, len(kinds[kind])))
+        ]
+        blobs = range(self.store + 1, self.manifest - 1)
+        behind = range(self.manifest + 1, len(self.events))
+        around = [self.manifest - 1, self.manifest, self.manifest + 1]
+        chosen += [*draw.sample(blobs, 10), *around, *draw.sample(behind[1:], 5)]
+        return sorted(chosen)
+
+
+@pytest.fixture(scope="module")
+def known(house):
+    return Whole(house)
+
+
+@pytest.fixture
+def whole(house, known):
+    yield known
+    shutil.rmtree(Ecology(house).workplace("digits"), ignore_errors=True)
+    if "digits" in Ecology(house).domains:
+        Ecology(house).remove(["digits"])
+
+
+def assert_before_or_behind(folder, whole):
+    """The store is whole; returns whether the domain is there."""
+    assert verify(folder) == []
+    ecology = Ecology(folder)
+    assert ecology.entry("other") == whole.other
+    for blob, data in whole.bytes.items():
+        assert (folder / "blobs" / blob).read_bytes() == data
+    if "digits" not in ecology.domains:
+        return False
+    assert ecology.entry("digits").blobs["tensors"] == whole.blobs["tensors"]
+    small.read(ecology, "digits")
+    return True
+
+
+def add_again(folder, whole):
+    """The same add in this process: the same result, nothing left over; returns its steps."""
+    steps = []
+    there = "digits" in Ecology(folder).domains
+    if there:
+        with pytest.raises(cn.CovNormError, match="'digits' is there already"):
+            adder.add_digits(folder, Telling())
+    adder.add_digits(folder, Telling(training=steps.append), replace=there)
+    ecology = Ecology(folder)
+    same = ("tensors", "trained.tensors", "record", "trained.record", "moments", "examples")
+    blobs = ecology.entry("digits").blobs
+    assert {k: blobs[k] for k in same} == {k: whole.blobs[k] for k in same}
+    small.assert_tidy(folder)
+    assert not ecology.workplace("digits").exists()
+    assert verify(folder) == []
+    ecology.remove(["digits"])
+    return len(steps)
+
+
+def test_the_events_are_those_of_every_stage_and_the_commit(whole):
+    """What the kills below are chosen from."""
+    stages = [what for kind, what in whole.events if kind == "stage"]
+    assert [stages[0], *stages[-2:]] == ["bare", "measure", "store"]
+    assert {what for kind, what in whole.events if kind == "step"} == {"train", "tune"}
+    names = [what for kind, what in whole.events[whole.store :] if kind == "rename"]
+    assert names[-1] == MANIFEST, "the manifest comes last"
+    assert set(names[:-1]) == set(whole.blobs.values())
+    assert whole.manifest + 4 < len(whole.events), "the workplace goes behind the commit"
+
+
+def test_killed_at_fifty_random_moments_the_store_is_whole_and_the_next_add_resumes(house, whole):
+    draw = random.Random(0)
+    places = whole.places(draw)
+    there = resumed = kills = 0
+    for place in places:
+        child = Child("adding", house, place)
+        assert child.was_killed, f"event {place} never came"
+        kills += 1
+        behind = assert_before_or_behind(house, whole)
+        assert behind == (place > whole.manifest), f"event {place} {whole.events[place]}"
+        steps = add_again(house, whole)
+        if not behind:
+            assert steps == whole.steps_left(place), f"event {place} {whole.events[place]}"
+            resumed += steps < whole.steps
+        there += behind
+    assert resumed > 15, "these did not begin anew"
+    assert there >= 5
+    while kills < len(places) + TIMED:
+        child = Child("adding", house, None)
+        child.pipe.poll(draw.uniform(0, whole.seconds))
+        child.kill()
+        kills += child.was_killed
+        assert_before_or_behind(house, whole)
+        assert add_again(house, whole) <= whole.steps
+    assert kills >= 50
+
+
+def test_killed_again_and_again_the_add_comes_to_its_end(house, whole):
+    """No resuming in between by a process that lives: every one is killed a little later."""
+    for place in range(5, 60, 11):
+        child = Child("adding", house, place)
+        if not child.was_killed:
+            break
+        assert_before_or_behind(house, whole)
+    assert Child("adding", house, None).end()[0] == "done" or "digits" in Ecology(house).domains
+    add_again(house, whole)
+
+
+def test_killed_while_unfinished_work_is_cleared_the_next_add_goes_on(house, whole, tmp_path):
+    """fresh=True is killed in the middle of forgetting: what is left is no trap for the next."""
+    assert Child("adding", house, whole.store).was_killed  # all stages are in the workplace
+    work = Ecology(house).workplace("digits")
+    saved = shutil.copytree(work, tmp_path / "saved")
+    inside = sum(1 for _ in work.rglob("*"))
+    trapped = []
+    for place in range(1, inside, 2):
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(saved, work)
+        assert Child("adding", house, place, fresh=True).was_killed
+        assert not assert_before_or_behind(house, whole)
+        try:
+            add_again(house, whole)
+        except cn.CovNormError as error:
+            trapped.append(f"event {place}: {error}")
+    assert not trapped
+
+
+def test_a_manifest_before_its_blobs_would_be_found(house, whole):
+    """Control: the order of the writes is what the kills prove."""
+    names = ("other", "digits")
+    child = Child("adding", house, whole.store + 4, broken="manifest_first")
+    assert child.was_killed
+    with pytest.raises(AssertionError):
+        assert_before_or_behind(house, whole)
+    assert set(Ecology(house).domains) == set(names)
+    Ecology(house).remove(["digits"])
+    assert not assert_before_or_behind(house, whole)
+    add_again(house, whole)
