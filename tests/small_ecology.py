@@ -23,7 +23,7 @@ from torch_covnorm.data.decode import Decoded, Images
 from torch_covnorm.ecology import Details, Ecology
 from torch_covnorm.ecology.adding import How, add
 from torch_covnorm.ecology.joining import METHOD, join
-from torch_covnorm.ecology.store import FORMAT, MANIFEST, references
+from torch_covnorm.ecology.manifest import FORMAT, MANIFEST, references
 
 CLASSES = tuple("0123456789")
 PARTS = {"train": 60, "val": 20, "test": 40}

@@ -18,7 +18,7 @@ import torch
 import torch._dynamo  # the first optimiser imports it: here once for all processes
 
 import torch_covnorm as cn
-from torch_covnorm.ecology import Ecology, store
+from torch_covnorm.ecology import Ecology, manifest, store
 from torch_covnorm.ecology.adding import add
 from torch_covnorm.ecology.blobs import Blobs
 from torch_covnorm.progress import Telling
@@ -121,19 +121,19 @@ def limited(pipe: Connection, folder: Path, size: int) -> Any:
 
 def without_lock() -> None:
     """No lock, and long enough between reading the manifest and writing it to matter."""
-    right = store.write_file
+    right = manifest.write_file
 
     def slow(file: Path, content: bytes) -> None:
         time.sleep(0.02)
         right(file, content)
 
     store.locked = lambda *_: contextlib.nullcontext()
-    store.write_file = slow
+    manifest.write_file = slow
 
 
 def manifest_first() -> None:
     """Blobs are written behind the manifest that names them."""
-    right, write = Blobs.write, store.write_file
+    right, write = Blobs.write, manifest.write_file
     waiting: list[tuple[Blobs, bytes, str]] = []
 
     def later(blobs: Blobs, content: bytes, ending: str) -> str:
@@ -147,7 +147,7 @@ def manifest_first() -> None:
         for item in waiting:
             right(*item)
 
-    Blobs.write, Blobs.size, store.write_file = later, lambda *_: 1, write_file
+    Blobs.write, Blobs.size, manifest.write_file = later, lambda *_: 1, write_file
 
 
 def run(pipe: Connection, task: str, broken: str | None, args: tuple, changes: dict) -> None:

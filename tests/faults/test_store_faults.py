@@ -15,7 +15,7 @@ from adder import Child
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Details, Ecology, verify
-from torch_covnorm.ecology.store import MANIFEST
+from torch_covnorm.ecology.manifest import MANIFEST
 from torch_covnorm.progress import Telling
 
 
@@ -258,14 +258,14 @@ def test_read_only_blobs_are_an_error_that_names_them_and_the_store_stays_whole(
 
 def test_a_disk_that_fails_when_the_manifest_is_replaced_leaves_the_old_one(house, monkeypatch):
     """EIO at the very last step: the blobs are there, nobody names them, and they go again."""
-    from torch_covnorm.ecology import store
+    from torch_covnorm.ecology import manifest
 
     before = small.files(house.folder)
 
     def fails(file, data):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(store, "write_file", fails)
+    monkeypatch.setattr(manifest, "write_file", fails)
     net = small.network("more")
     with pytest.raises(cn.CovNormError, match=rf"{MANIFEST}: Input/output error"):
         house.put(net, {"more": Details(small.facts())})

@@ -29,7 +29,8 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own words for wrong usage
             raise
-        code = _fail(f"{error.format_message()} (covnorm --help)")
+        words = error.format_message()  # none where help was shown instead
+        code = _fail(f"{words} (covnorm --help)") if words else 2
     if code == INTERRUPTED:  # which typer may have caught itself
         _fail("interrupted: give the same command again, and it goes on from there")
     sys.exit(code or 0)

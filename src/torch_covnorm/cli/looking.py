@@ -11,6 +11,7 @@ import typer
 from ..ecology import Ecology
 from ..ecology import verify as verify_files
 from ..errors import CovNormError
+from ..records import blame
 from ..version import __version__
 from .options import Json, Name, Quiet, Where, domain_names, find
 from .screen import Screen, size, table
@@ -50,12 +51,14 @@ def list_(where: Where = None, json: Json = False, quiet: Quiet = False) -> None
         for row in value
     ]
     columns = ("domain", "method", "classes", "accuracy %", "adapter", "of backbone", "file")
-    total = size(sum(row["bytes"] for row in value))
+    shared = [ecology.blobs.size(blobs["tensors"]) for blobs in ecology.bases.values()]
+    total = size(sum(row["bytes"] for row in value) + sum(shared))
+    what = f"{len(rows)} domain{'s' * (len(rows) != 1)}"
     screen.result(
         value,
         table("", columns, rows),
-        f"{len(rows)} domains in {total}, beside one {backbone['name'] or backbone['class']} of "
-        f"{size(backbone['bytes'])}",
+        f"{what} in {total}{', what they share included,' * bool(shared)} beside one "
+        f"{backbone['name'] or backbone['class']} of {size(backbone['bytes'])}",
     )
 
 
@@ -74,6 +77,13 @@ def show(name: Name, where: Where = None, json: Json = False, quiet: Quiet = Fal
         "basis": record["basis"],
         **facts,
     }
+    with blame(ecology.blobs.path(ecology.entry(name).blobs["details"])):
+        shown = _shown(ecology, name, facts)
+    screen.result(value, *shown)
+
+
+def _shown(ecology: Ecology, name: str, facts: dict[str, Any]) -> list[Any]:
+    """The tables of `show`."""
     results = facts["results"]
     shown: list[Any] = stages_table(ecology, name, facts)
     if results["ranks"]:
@@ -88,8 +98,7 @@ def show(name: Name, where: Where = None, json: Json = False, quiet: Quiet = Fal
         (e["time"], e["what"], e["method"], e["accuracy"], e["parameters"])
         for e in facts["history"]
     ]
-    shown += [table("history", ("time", "", "method", "accuracy %", "adapter"), lines)]
-    screen.result(value, *shown)
+    return [*shown, table("history", ("time", "", "method", "accuracy %", "adapter"), lines)]
 
 
 RANKS = ("site", "d", "k_x", "k_y", "η = k_y/k_x", "x for 99 %", "y for 99 %", "A for 99 %")

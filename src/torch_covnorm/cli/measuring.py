@@ -59,10 +59,10 @@ def bench(
         "images_per_second": {k: batch / s for k, s in seconds.items()},
         "ratio_to_bare": {k: s / seconds["bare"] for k, s in seconds.items()},
     }
-    rows = [(k, f"{batch / s:.0f}", f"{s / seconds['bare']:.2f}") for k, s in seconds.items()]
+    rows = [(k, round(batch / s), f"{s / seconds['bare']:.2f}") for k, s in seconds.items()]
     screen.result(
         value,
-        table("", ("", "images/s %", "time / bare %"), rows),
+        table("", ("", "images/s", "time / bare"), rows),
         f"loading a domain from the store: {1000 * loading:.1f} ms",
     )
 

@@ -22,6 +22,7 @@ from ..network import MultiDomainNetwork
 from ..prediction import probabilities
 from ..progress import Telling
 from ..schedules import plain
+from ..seeds import random_numbers_kept
 from ..settings import settings_of
 from . import measure
 from .store import Details, Ecology
@@ -97,7 +98,7 @@ def add(
             "covnorm join"
         )
     busy = f"{ecology.folder}: domain {name!r} is being added by another process: wait for it"
-    with workplace(ecology.workplace(name), busy, fresh) as work:
+    with workplace(ecology.workplace(name), busy, fresh) as work, random_numbers_kept():
         settings = {**how.record(), "domain": name, "data": data.digest}
         settings["backbone"] = ecology.backbone["fingerprint"]
         job = unfinished(work, settings)

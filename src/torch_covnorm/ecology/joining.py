@@ -16,6 +16,7 @@ from ..errors import CovNormError
 from ..network import MultiDomainNetwork
 from ..prediction import preprocessing, probabilities
 from ..progress import Telling
+from ..seeds import random_numbers_kept
 from . import measure
 from .adding import FULL, How, event
 from .store import Details, Ecology
@@ -60,7 +61,8 @@ def join(
     if len(names) + len(old) < 2:
         raise CovNormError(f"{ecology.folder}: two domains with trained A's can join, not fewer")
     busy = f"{ecology.folder}: basis {basis!r} is being joined by another process: wait for it"
-    with workplace(ecology.folder / "work" / "bases" / basis, busy, fresh) as work:
+    place = ecology.folder / "work" / "bases" / basis
+    with workplace(place, busy, fresh) as work, random_numbers_kept():
         net = ecology.network(backbone).to(device)
         for name in old:
             ecology.load(net, name)

@@ -90,7 +90,7 @@ class Ecology:
                 described["weights"] = blobs.write_tensors(tensors)
             if before - {described["weights"]}:  # more than a killed `create` leaves
                 raise CovNormError(
-                    f"{path / MANIFEST}: is gone, but domains are there: restore it from a copy"
+                    f"{path / MANIFEST}: is gone, but its blobs are there: restore it from a copy"
                 )
             manifest = {"backbone": described, "domains": {}, "bases": {}}
             write_manifest(path / MANIFEST, manifest)
