@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from command import covnorm
+from command import covnorm, npz
 
 from torch_covnorm.cli import demo
+from torch_covnorm.data import SAMPLES
 
 
 def test_the_demo_builds_an_ecology_and_goes_on_where_it_was(tmp_path, monkeypatch):
+    for name in SAMPLES:
+        npz(tmp_path / f"{name}.npz", 80, 40, name)
+    monkeypatch.setattr(demo, "FOLDER", tmp_path)
     monkeypatch.setattr(demo, "PIXELS", 32)
     monkeypatch.setattr(demo, "TRAINING", {"epochs": 1, "norms": "frozen"})
     house = tmp_path / "demo"

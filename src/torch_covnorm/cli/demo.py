@@ -25,6 +25,7 @@ from .looking import facts_of
 from .options import Json, Quiet, Seed, Threads, set_threads
 from .screen import Screen, size, table
 
+FOLDER = Path(sample.__file__).with_name("samples")
 PIXELS = 64
 BUDGET = 0.008  # of the backbone's parameters: less than 1/8 of uncompressed adapters
 TRAINING: dict[str, Any] = {"epochs": 6, "norms": "frozen"}
@@ -128,7 +129,7 @@ def _add(screen: Screen, ecology: Ecology, name: str, seed: int, place: int) -> 
     if name in ecology.domains:
         screen.say(f"{place}/4 {name}: is there already")
         return
-    file = Path(sample.__file__).with_name("samples") / f"{name}.npz"
+    file = FOLDER / f"{name}.npz"
     source = read_source(file, seed=seed)
     parts = ", ".join(f"{len(items):,} {split}" for split, items in source.splits.items())
     screen.say(f"\n{place}/4 {name}: {len(source.classes)} classes; {parts}")
