@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -115,13 +117,14 @@ def _shown(added: Results, joined: Results, switched: list[dict[str, Any]], rows
 
 
 def _next(folder: Path, report: str | None) -> list[str]:
+    command = "covnorm" if shutil.which("covnorm") else sys.argv[0]  # `make demo`: in .venv/bin
     return [
         "",
         "type next:",
         *([f"  open {report}"] if report else []),
-        f"  covnorm list --ecology {folder}",
-        f"  covnorm show digits --ecology {folder}",
-        f"  covnorm add NAME IMAGES --ecology {folder}    IMAGES: one folder a class",
+        f"  {command} list --ecology {folder}",
+        f"  {command} show digits --ecology {folder}",
+        f"  {command} add NAME IMAGES --ecology {folder}    IMAGES: one folder a class",
     ]
 
 
