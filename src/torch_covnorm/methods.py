@@ -120,7 +120,12 @@ def _least_budget(run: Run, moments: dict[str, Moments], drop: float) -> int | N
     low, high = sum(map(sum, shapes)), sum(a * b for a, b in shapes)
     budgets = [round(low * (max(high, low) / low) ** (i / 31)) for i in range(32)]
 
+    asked = 0
+
     def good(budget: int | None) -> bool:
+        nonlocal asked
+        asked += 1
+        run.tell("normalize", asked, 6)  # 33 sizes halved
         run.net.domains[run.name] = copy.deepcopy(trained)
         normalize_(run.net, run.name, moments, budget=budget)
         return (evaluate(run.net, run.name, val).accuracy or 0.0) >= goal

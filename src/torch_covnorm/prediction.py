@@ -16,7 +16,11 @@ from .network import MultiDomainNetwork
 
 def preprocessing(net: MultiDomainNetwork, name: str) -> dict[str, Any]:
     """``{"size", "mean", "std", "fit"}`` of a domain."""
-    how = net.domain(name).preprocessing
+    return check_preprocessing(net.domain(name).preprocessing, name)
+
+
+def check_preprocessing(how: Any, name: str) -> dict[str, Any]:
+    """The same out of what a record says of it, or an error."""
     if not isinstance(how, dict) or not {"size", "mean", "std"} <= set(how):
         raise CovNormError(
             f"domain {name!r}: its preprocessing {how!r} does not say size, mean and std"

@@ -10,16 +10,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """One step of a stage. `accuracy`, in percent, is of the validation after the last epoch."""
+    """One step of a stage of a domain.
+
+    `accuracy`, in percent, is of the validation after the last epoch; what does not train has no
+    `loss`.
+    """
 
     stage: str
     epoch: int
     epochs: int
     step: int
     steps: int | None
-    loss: float
+    loss: float | None
     accuracy: float | None
     images_per_second: float
+    domain: str = ""
 
 
 Report = Callable[[Progress], None]
@@ -75,13 +80,14 @@ def _bar() -> Iterator[Report]:
 
         def report(p: Progress) -> None:
             done = p.epoch + (p.step / p.steps if p.steps else 0.0)
-            accuracy = "" if p.accuracy is None else f", validation {p.accuracy:.1f} %"
+            loss = "" if p.loss is None else f"loss {p.loss:.3f}, "
+            accuracy = "" if p.accuracy is None else f"validation {p.accuracy:.1f} %, "
             bars.update(
                 task,
                 description=f"{p.stage}, epoch {min(p.epoch + 1, p.epochs)}/{p.epochs}",
                 completed=done,
                 total=p.epochs,
-                note=f"loss {p.loss:.3f}{accuracy}, {p.images_per_second:.0f} images/s",
+                note=f"{loss}{accuracy}{p.images_per_second:.0f} images/s",
             )
 
         yield report

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .adapters import ConvAdapter, FullMap
+from .batches import images_of
 from .covnorm import collect
 from .domain import Domain, class_names
 from .errors import CovNormError
@@ -25,7 +26,7 @@ from .joint import Joined
 from .loop import Penalty
 from .moments import Moments
 from .network import MultiDomainNetwork
-from .progress import Report
+from .progress import Progress, Report
 from .schedules import Training
 from .seeds import seed_all, seed_loader
 from .snapshot import load_moments, save_moments
@@ -128,11 +129,25 @@ class Run:
             if moments is None:
                 images = self.train if self.statistics is None else self.statistics
                 seed_loader(images, self.training.seed, "moments")
-                moments = collect(self.net, self.name, images)
+                moments = collect(self.net, self.name, self._watched("collect", images))
                 if folder is not None:
                     save_moments(folder, settings, moments)
         self.moments = moments
         return moments
+
+    def _watched(self, stage: str, batches: Iterable[Any]) -> Iterator[Any]:
+        """The batches, and a word for each to whoever watches the progress."""
+        start, images = time.perf_counter(), 0
+        steps = len(batches) if isinstance(batches, Sized) else None
+        for step, batch in enumerate(batches, 1):
+            yield batch
+            images += len(images_of(batch))
+            self.tell(stage, step, steps, images / (time.perf_counter() - start))
+
+    def tell(self, stage: str, step: int, steps: int | None, rate: float = 0.0) -> None:
+        """Say how far a stage is that does not train."""
+        if callable(self.progress):
+            self.progress(Progress(stage, 0, 1, step, steps, None, None, rate, self.name))
 
     def note(self, stage: str) -> None:
         """Validate as it is now."""

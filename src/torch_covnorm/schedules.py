@@ -22,6 +22,19 @@ WORDS = {
 }
 
 
+NUMBERS = {  # whole ones, any ones
+    "epochs": int,
+    "patience": int,
+    "stop_after": int,
+    "seed": int,
+    "lr": float,
+    "head_lr": float,
+    "weight_decay": float,
+    "momentum": float,
+    "clip": float,
+}
+
+
 @dataclass(frozen=True)
 class Training:
     """The settings of one stage of training. ``replace`` makes variants; see `TRAININGS`.
@@ -64,6 +77,14 @@ class Training:
             function = callable(value) and name in ("optimizer", "schedule")
             if not function and (not isinstance(value, str) or value not in options):
                 raise CovNormError(f"{name}={value!r}: {choices(value, options)}")
+        for name, kind in NUMBERS.items():
+            _check_number(name, getattr(self, name), kind)
+        for name in ("betas", "milestones"):
+            values = getattr(self, name)
+            if not isinstance(values, list | tuple) or (name == "betas" and len(values) != 2):
+                raise CovNormError(f"{name}={values!r}: give a list of numbers")
+            for value in values:
+                _check_number(name, value, float)
         if self.epochs < 0 or not self.lr > 0:
             raise CovNormError(f"epochs={self.epochs}, lr={self.lr}: give epochs >= 0 and lr > 0")
         if self.schedule == "steps" and not self.milestones:
@@ -114,6 +135,15 @@ class Training:
                 return 0.04 + 0.96 * (1 - math.cos(math.pi * share / 0.3)) / 2
             return (1 + math.cos(math.pi * (share - 0.3) / 0.7)) / 2
         return 1.0
+
+
+def _check_number(name: str, value: object, kind: type) -> None:
+    if value is None and name in ("stop_after", "head_lr", "clip"):
+        return
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole and (kind is int or not isinstance(value, float)):
+        word = "a whole number" if kind is int else "a number"
+        raise CovNormError(f"{name}={value!r}: give {word}")
 
 
 class Plateau:

@@ -68,6 +68,12 @@ def _check(own: dict[str, Any]) -> None:
         if key in words and value not in words[key]:
             options = [w for w in words[key] if w is not None]
             raise CovNormError(f"{key}={value!r}: {choices(value, options)}")
+    for key in ("variance", "max_drop", "budget", "rank", "grow", "strength", "temperature"):
+        number = isinstance(own.get(key, 0), int | float) and not isinstance(own.get(key), bool)
+        if not number and own[key] is not None:
+            raise CovNormError(f"{key}={own[key]!r}: give a number")
+    if not isinstance(own.get("ranks") or {}, Mapping):
+        raise CovNormError(f"ranks={own['ranks']!r}: give {{site: (kx, ky)}}")
     rules = [k for k in ("variance", "ranks", "budget", "max_drop") if own.get(k) is not None]
     if len(rules) > 1 and rules != ["variance", "ranks"]:  # ranks for some sites, a rule for others
         raise CovNormError(f"{'=, '.join(rules)}=: each chooses the ranks; give one of them")

@@ -85,7 +85,7 @@ def fit(
                     loop.load_state_dict(state)
         with random_numbers_kept(loop.device), showing(progress) as report:
             while loop.epoch < settings.epochs and not loop.stopped:
-                loop.run_epoch(train, saved, lambda p: report(replace(p, stage=stage)))
+                loop.run_epoch(train, saved, lambda p: report(replace(p, stage=stage, domain=name)))
                 loop.end_epoch(val)
                 if saved is not None:
                     saved.save(loop.state_dict())

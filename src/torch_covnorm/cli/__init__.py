@@ -30,10 +30,19 @@ def main() -> None:
         if not hasattr(error, "format_message"):  # typer's own words for wrong usage
             raise
         words = error.format_message()  # none where help was shown instead
-        code = _fail(f"{words} (covnorm --help)") if words else 2
+        code = _fail(f"{words} ({_command()} --help)") if words else 2
     if code == INTERRUPTED:  # which typer may have caught itself
-        _fail("interrupted: give the same command again, and it goes on from there")
+        resumes = _command().split()[-1] in ("add", "join", "demo")
+        _fail(f"interrupted{': give the same command again, and it goes on' * resumes}")
     sys.exit(code or 0)
+
+
+def _command() -> str:
+    """What was called, as far as it is known."""
+    from .app import COMMANDS
+
+    named = [word for word in sys.argv[1:2] if word in COMMANDS]
+    return " ".join(["covnorm", *named])
 
 
 def _fail(message: str) -> int:

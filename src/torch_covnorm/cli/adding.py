@@ -60,6 +60,9 @@ Variance = Annotated[
 ]
 
 
+RULES = {"variance", "budget", "max_drop", "ranks", "preset"}
+
+
 def init(
     folder: Annotated[Path, typer.Argument(metavar="ECOLOGY", show_default=False)],
     backbone: Annotated[
@@ -166,7 +169,7 @@ def add(
     how, device = How(method, options, batch, augment, dtype, seed), check_device(device)
     source = read_source(images, seed=seed)
     _show_source(screen, source)
-    if method == "covnorm" and not {"variance", "budget", "max_drop", "ranks"} & set(options):
+    if method == "covnorm" and not RULES & set(options):
         rule = {"max_drop": 1.0} if "val" in source.splits else {"variance": 0.99}
         how = dataclasses.replace(how, options={**options, **rule})
     with screen.telling() as tell:
@@ -211,7 +214,7 @@ def join(
 ) -> None:
     """Let domains share one C and W, so that each further one costs only a small M.
 
-    covnorm join                      every domain that has a trained A
+    covnorm join                      every domain that has a trained A and is in no basis
 
     covnorm join flowers birds --variance 0.9
     """
@@ -220,7 +223,7 @@ def join(
     given = {"variance": variance, "epochs": epochs, "lr": lr, "norms": norms}
     options = {k: v for k, v in given.items() if v is not None}
     how = How(JOINT, {**options, "basis": basis, **pairs(settings or [])}, batch, None, dtype, seed)
-    with screen.telling() as tell:
+    with screen.telling(named=True) as tell:
         done = join_domains(
             ecology,
             names or [],

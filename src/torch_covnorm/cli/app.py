@@ -32,19 +32,23 @@ def _options(
     """Hold what comes before a subcommand."""
 
 
-for function in (
-    adding.init,
-    adding.add,
-    adding.join,
-    looking.list_,
-    looking.show,
-    using.predict,
-    using.eval_,
-    looking.remove,
-    looking.verify,
-    using.export,
-    looking.report,
-    measuring.bench,
-    demo.demo,
-):
-    app.command(function.__name__.rstrip("_"))(function)
+COMMANDS = {
+    function.__name__.rstrip("_"): function
+    for function in (
+        adding.init,
+        adding.add,
+        adding.join,
+        looking.list_,
+        looking.show,
+        using.predict,
+        using.eval_,
+        looking.remove,
+        looking.verify,
+        using.export,
+        looking.report,
+        measuring.bench,
+        demo.demo,
+    )
+}
+for name, function in COMMANDS.items():
+    app.command(name)(function)

@@ -23,7 +23,6 @@ from ..ecology.joining import join
 from ..ecology.manifest import MANIFEST
 from ..errors import CovNormError
 from ..prediction import preprocessing
-from .looking import facts_of
 from .options import Json, Quiet, Seed, Threads, set_threads
 from .screen import Screen, size, table
 
@@ -45,7 +44,7 @@ def demo(
 ) -> None:
     """Build an ecology of four real tasks on EfficientNet-Lite0: add, join, switch, report.
 
-    The images come with the package, the ImageNet weights with the extra `default`. About eight
+    The images come with the package, the ImageNet weights with the extra `default`. About six
     minutes on two cores; interrupted, it goes on.
     """
     screen = Screen(json, quiet)
@@ -54,6 +53,8 @@ def demo(
     there = (folder / MANIFEST).is_file()
     ecology = Ecology(folder) if there else Ecology.create(folder, "efficientnet-lite0")
     backbone = ecology.backbone
+    if backbone["name"] != "efficientnet-lite0":
+        raise CovNormError(f"{folder}: an ecology of {backbone['name']}: give another folder")
     screen.say(
         f"{folder}/: EfficientNet-Lite0 with its ImageNet weights, {backbone['parameters']:,} "
         f"parameters, {size(backbone['bytes'])}; it stays frozen from here on"
@@ -144,11 +145,11 @@ def _add(screen: Screen, ecology: Ecology, name: str, seed: int, place: int) -> 
 
 
 def _join(screen: Screen, ecology: Ecology, seed: int) -> None:
-    if all(entry.basis for entry in ecology.domains.values()):
+    if all(ecology.entry(name).basis for name in sample.SAMPLES):
         return
     screen.say("\njoin: one C and W for all four; each keeps only its M, norms and head")
     options = {"variance": VARIANCE, **TRAINING}
-    with screen.telling() as tell:
+    with screen.telling(named=True) as tell:
         how = How(JOINT, options, dtype="float16", seed=seed)
         names = [n for n in sample.SAMPLES if n in ecology.domains]
         join(ecology, names, lambda n: images_of(ecology, n, progress=tell.images), how, tell=tell)
@@ -177,7 +178,7 @@ def _switch(screen: Screen, ecology: Ecology) -> list[dict[str, Any]]:
 
 
 def _report(screen: Screen, ecology: Ecology) -> str | None:
-    from ..report import write_report
+    from ..report import facts_of, write_report
 
     file = ecology.folder / "report.html"
     try:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from ..ecology import Ecology
 from ..ecology import verify as verify_files
-from ..errors import CovNormError
+from ..ranks import by_variance
 from ..records import blame
-from ..version import __version__
-from .options import Json, Name, Quiet, Where, domain_names, find
+from .options import Json, Name, Quiet, Where, domain_names, find, place
 from .screen import Screen, size, table
 from .summary import stages_table
 
@@ -92,12 +91,15 @@ def _shown(ecology: Ecology, name: str, facts: dict[str, Any]) -> list[Any]:
         (kind, count, *(f"{count / max(n, 1):.2%}" for n in results["denominators"].values()))
         for kind, count in results["parameters"].items()
     ]
-    columns = ("parameters", "", *(f"of {k} ({n:,})" for k, n in results["denominators"].items()))
+    columns = ("parameters", "", *(f"of {k}" for k in results["denominators"]))
     shown += [table("sizes", columns, shares)]
+    shown += [", ".join(f"{k}: {n:,}" for k, n in results["denominators"].items())]
     lines = [
         (e["time"], e["what"], e["method"], e["accuracy"], e["parameters"])
         for e in facts["history"]
     ]
+    if results.get("forgetting"):
+        shown += [", ".join(f"forgetting: {k} {v:.4g}" for k, v in results["forgetting"].items())]
     return [*shown, table("history", ("time", "", "method", "accuracy %", "adapter"), lines)]
 
 
@@ -112,15 +114,9 @@ def _rank_row(results: dict[str, Any], site: str) -> tuple[Any, ...]:
     return (site, results["widths"][site], kx, ky, f"{ky / kx:.2f}", *need)
 
 
-def _needed(values: list[float], power: int, share: float = 0.99) -> int:
-    """How many of the largest hold this share of all; of singular values, their squares."""
-    energies = [v**power for v in values]
-    sum_, total = 0.0, sum(energies)
-    for k, energy in enumerate(energies, 1):
-        sum_ += energy
-        if sum_ >= share * total:
-            return k
-    return len(energies)
+def _needed(values: list[float], power: int) -> int:
+    """How many of the largest hold 99 % of all; of singular values, their squares."""
+    return by_variance(torch.tensor(values, dtype=torch.float64) ** power, 0.99)
 
 
 def remove(
@@ -147,16 +143,10 @@ def verify(where: Where = None, json: Json = False, quiet: Quiet = False) -> Non
     covnorm verify
     """
     screen = Screen(json, quiet)
-    try:
-        folder = find(where).folder
-    except CovNormError as error:
-        if where is None:
-            raise
-        problems = [str(error)]
-    else:
-        with screen.telling() as tell:
-            tell.stage("verify", "checksums of all files, records, and the backbone's fingerprint")
-            problems = verify_files(folder, progress=tell.images)
+    folder = place(where)
+    with screen.telling() as tell:
+        tell.stage("verify", "checksums of all files, records, and the backbone's fingerprint")
+        problems = verify_files(folder, progress=tell.images)
     value = {"ok": not problems, "problems": problems}
     screen.result(value, *problems, "all is well" if not problems else "")
     if problems:
@@ -173,44 +163,8 @@ def report(
 
     covnorm report --out house.html
     """
-    from ..report import write_report
+    from ..report import facts_of, write_report
 
     screen, ecology = Screen(json, quiet), find(where)
     write_report(facts_of(ecology), out)
     screen.result({"file": str(out)}, f"wrote {out} ({size(out.stat().st_size)})")
-
-
-def facts_of(ecology: Ecology) -> dict[str, Any]:
-    """All that the report shows."""
-    backbone = ecology.backbone
-    entries = ecology.domains
-    domains = []
-    for name in entries:
-        record, facts = ecology.record(name), ecology.details(name)
-        facts["results"]["backbone_bytes"] = backbone["bytes"]
-        kept = {k: record[k] for k in ("classes", "preprocessing", "basis")}
-        domains.append({"name": name, **kept, **facts, "images": ecology.examples(name)})
-    bases = []
-    for name, blobs in ecology.bases.items():
-        users = [n for n, entry in entries.items() if entry.basis == name]
-        first = next(d for d in domains if d["name"] in users)["results"]
-        bases.append(
-            {
-                "name": name,
-                "parameters": first["parameters"].get("shared", 0),
-                "bytes": ecology.blobs.size(blobs["tensors"]),
-                "domains": users,
-                "ranks": first["ranks"],
-            }
-        )
-    about = {k: backbone[k] for k in ("parameters", "bytes", "fingerprint")}
-    return {
-        "ecology": {
-            "name": ecology.folder.resolve().name,
-            "backbone": {"name": backbone["name"] or backbone["class"], **about},
-            "made": datetime.now(UTC).date().isoformat(),
-            "version": __version__,
-        },
-        "bases": bases,
-        "domains": domains,
-    }

@@ -17,15 +17,20 @@ VARIABLE = "COVNORM_ECOLOGY"
 
 
 def find(folder: Path | None) -> Ecology:
-    """The ecology that is meant: the option's, the variable's, or the nearest one above."""
+    """The ecology that is meant."""
+    return Ecology(place(folder))
+
+
+def place(folder: Path | None) -> Path:
+    """Its folder: the option's, the variable's, or the nearest one above."""
     if folder is None and os.environ.get(VARIABLE):
         folder = Path(os.environ[VARIABLE])
     if folder is not None:
-        return Ecology(folder)
+        return folder
     here = Path.cwd()
-    for place in (here, *here.parents):
-        if (place / MANIFEST).is_file():
-            return Ecology(place)
+    for above in (here, *here.parents):
+        if (above / MANIFEST).is_file():
+            return above
     raise CovNormError(
         f"{here}: no ecology here or above: covnorm init FOLDER makes one, --ecology FOLDER or "
         f"${VARIABLE} names one"

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -37,19 +38,31 @@ class Screen:
     def result(self, value: Any, *shown: Any) -> None:
         """The answer: the value as JSON, or these lines and tables for people."""
         if self.as_json:
-            print(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+            text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+            try:
+                text.encode(sys.stdout.encoding or "utf-8")
+            except UnicodeEncodeError:  # names of files may hold any bytes
+                text = json.dumps(value, indent=1, allow_nan=False)
+            print(text)
             return
         for part in shown:
-            self.out.print(part, markup=not isinstance(part, str))
+            if isinstance(part, str):
+                self.out.print(_printable(part), markup=False)
+            else:  # as wide as it is: a cut number would be another number
+                wide = self.out.options.update(max_width=10_000)
+                self.out.print(part, width=Measurement.get(self.out, wide, part).maximum)
 
     def say(self, text: str) -> None:
         """What is happening, and why."""
         if not self.quiet:
-            self.err.print(text, markup=False)
+            self.err.print(_printable(text), markup=False)
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[Telling]:
-        """Bars with rate and time left, one a stage; sentences alone where there is no terminal."""
+    def telling(self, named: bool = False) -> Iterator[Telling]:
+        """Bars with rate and time left, one a stage; sentences alone where there is no terminal.
+
+        `named`: the work is on several domains, so each stage says which.
+        """
         bars = Progress(
             TextColumn("  {task.description:9}"),
             BarColumn(24),
@@ -59,7 +72,7 @@ class Screen:
             console=self.err,
             disable=self.quiet or not self.err.is_terminal,
         )
-        stages = _Stages(self, bars)
+        stages = _Stages(self, bars, named)
         with bars:
             yield Telling(stages.begin, stages.training, stages.images)
 
@@ -67,8 +80,8 @@ class Screen:
 class _Stages:
     """The bars of one command: each stage has its own."""
 
-    def __init__(self, screen: Screen, bars: Progress) -> None:
-        self.screen, self.bars = screen, bars
+    def __init__(self, screen: Screen, bars: Progress, named: bool) -> None:
+        self.screen, self.bars, self.named = screen, bars, named
         self.name = ""
         self.tasks: dict[str, TaskID] = {}
         self.start, self.first = 0.0, 0
@@ -76,7 +89,7 @@ class _Stages:
     def begin(self, stage: str, why: str) -> None:
         self.name, self.tasks = stage, {}
         if not self.screen.quiet:
-            self.bars.console.print(f"{stage:9} {why}", markup=False)
+            self.bars.console.print(_printable(f"{stage:9} {why}"), markup=False)
 
     def images(self, done: int, total: int) -> None:
         if self.name not in self.tasks:
@@ -85,20 +98,26 @@ class _Stages:
         self._update(self.name, done, total, f"{rate:.0f} images/s" if done > self.first else "")
 
     def training(self, step: Step) -> None:
-        if step.stage not in self.tasks and step.stage in WHY:
-            self.begin(step.stage, WHY[step.stage])
+        key = f"{step.stage} {step.domain}"
+        if key not in self.tasks:
+            why = WHY.get(step.stage, "")
+            self.begin(step.stage, f"{step.domain}: {why}" if self.named else why)
         steps = step.steps or step.step
-        accuracy = "" if step.accuracy is None else f", validation {step.accuracy:.1f} %"
-        note = f"loss {step.loss:.3f}{accuracy}, {step.images_per_second:.0f} images/s"
-        self._update(step.stage, step.epoch * steps + step.step, step.epochs * steps, note)
+        notes = [] if step.loss is None else [f"loss {step.loss:.3f}"]
+        notes += [] if step.accuracy is None else [f"validation {step.accuracy:.1f} %"]
+        notes += [f"{step.images_per_second:.0f} images/s"] if step.images_per_second else []
+        done, total = step.epoch * steps + step.step, step.epochs * steps
+        self._update(key, done, total, ", ".join(notes))
 
     def _update(self, key: str, done: int, total: int, note: str) -> None:
         if key not in self.tasks:
-            self.tasks[key] = self.bars.add_task(key, total=total, note="")
+            self.tasks[key] = self.bars.add_task(key.split()[0], total=total, note="")
         self.bars.update(self.tasks[key], completed=done, total=total, note=note)
 
 
 WHY = {
+    "collect": "n, mean and covariance of A's input, over the training images",
+    "normalize": "A ≈ C·M·W in closed form: how small may it be, by the validation images",
     "train": "adapters A, norms and head learn the task; the backbone stays frozen",
     "tune": "the small M, norms and head recover what the compression cost",
     "warm-up": "the new head alone, before everything moves",
@@ -130,4 +149,9 @@ def _text(cell: Cell) -> str:
         return "–"
     if isinstance(cell, float):
         return f"{cell:.1f}"
-    return f"{cell:,}" if isinstance(cell, int) else cell.replace("[", r"\[")
+    return f"{cell:,}" if isinstance(cell, int) else _printable(cell).replace("[", r"\[")
+
+
+def _printable(text: str) -> str:
+    """Names of files may hold bytes that are no text."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -32,6 +32,8 @@ def added(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> dict[str, An
             "backbone": backbone["parameters"],
         },
         "bytes": entry.bytes,
+        "unreadable": facts["source"]["left_out"],
+        "duplicates": facts["source"]["twice"],
         "ranks": results["ranks"],
         "seconds": {k: round(v, 3) for k, v in results["seconds"].items()},
     }
@@ -50,4 +52,10 @@ def stages_table(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> list[
         f"file     {size(entry.bytes)} ({results['dtype']}; norms, head and record too): "
         f"{entry.bytes / backbone['bytes']:.2%} of the backbone's {size(backbone['bytes'])}",
     ]
+    if results.get("whole"):
+        n = facts["source"]["images"].get("val", 0)
+        lines.append(
+            f"note: no smaller adapter stays within --max-drop on {n:,} validation images, so A is "
+            "kept whole: --budget or --variance compress it"
+        )
     return [table(name, ("", f"{results['on']} accuracy %"), rows), *lines]

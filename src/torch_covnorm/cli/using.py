@@ -10,7 +10,7 @@ import typer
 
 from ..ecology.images import images_of
 from ..ecology.measure import held_out, percent
-from ..errors import CovNormError
+from ..errors import CovNormError, choices
 from ..prediction import probabilities, read_inputs
 from .options import Device, Json, Name, Quiet, Threads, Where, check_device, find, set_threads
 from .screen import Screen, size, table
@@ -34,6 +34,8 @@ def predict(
     set_threads(threads)
     net = ecology.network()
     classes = ecology.load(net, name).classes or ()
+    if not classes:
+        raise CovNormError(f"domain {name!r} has no classes to answer with: it is no classifier")
     inputs = read_inputs(net, name, images)
     found = probabilities(net.to(check_device(device)), name, inputs)
     best = found.topk(min(top, len(classes)), dim=1)
@@ -83,7 +85,7 @@ def eval_(
     if set(data.classes) - set(classes):
         extra = sorted(set(data.classes) - set(classes))
         raise CovNormError(
-            f"{images}: class {extra[0]!r} is none of domain {name!r} ({len(classes)} classes)"
+            f"{images}: class {extra[0]!r} is none of domain {name!r}: {choices(extra[0], classes)}"
         )
     split = "all"
     if images is None:
@@ -102,8 +104,13 @@ def eval_(
 def export(
     name: Name,
     to: Annotated[
-        str, typer.Option("--to", help="onnx, torch (torch.export), state-dict or domain.")
-    ] = "torch",
+        str | None,
+        typer.Option(
+            "--to",
+            help="onnx, torch (torch.export), state-dict or domain; else by the ending of --out.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The file to write; else by the domain's name.", show_default=False),
@@ -116,11 +123,14 @@ def export(
 
     covnorm export flowers --to onnx
     """
+    from ..export import ENDINGS
     from ..export import export as export_domain
 
     screen, ecology = Screen(json, quiet), find(where)
     net = ecology.network()
     ecology.load(net, name)
+    by_ending = {ending: form for form, ending in ENDINGS.items()}
+    to = to or by_ending.get(out.suffix if out else "", "torch")
     done = export_domain(net, name, out or Path(), to)
     files = [str(f) for f in done.files]
     value = {"domain": name, "to": done.to, "files": files, "bytes": done.bytes}

@@ -79,11 +79,22 @@ def read_source(path: str | os.PathLike[str], *, seed: int = 0) -> Source:
             why = f" ({'; '.join(found.notes)})" if found.notes else ""
             raise CovNormError(f"has no images to train with{why}: {CONVENTION}")
         classes = tuple(c for c in found.classes if c in train)
+        if odd := [c for c in classes if _is_no_text(c)]:
+            raise CovNormError(f"class {odd[0]!r}: its name is no plain text: rename it")
         empty = [c for c in found.classes if c not in train]
         if empty:
             found.notes.append(f"left out, without training images: class {few(empty)}")
         splits = complete(labelled(found.parts, classes), seed)
     return Source(path, kind, classes, splits, tuple(found.notes))
+
+
+def _is_no_text(name: str) -> bool:
+    """Whether a name holds bytes that no encoding made."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 # ── folders ─────────────────────────────────────────────────────────────────────────────────────

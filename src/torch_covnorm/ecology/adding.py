@@ -12,18 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from ..adapt import Adapted, adapt
+from ..adapters import FullMap
 from ..bare import linear_accuracy
 from ..covnorm import collect
 from ..data.decode import Decoded
 from ..data.loader import Batches
-from ..errors import CovNormError
+from ..errors import CovNormError, choices
 from ..methods import METHODS
 from ..network import MultiDomainNetwork
 from ..prediction import probabilities
 from ..progress import Telling
 from ..schedules import plain
 from ..seeds import random_numbers_kept
-from ..settings import settings_of
+from ..settings import check_for, settings_of
 from . import measure
 from .store import Details, Ecology
 from .work import unfinished, workplace
@@ -31,6 +32,7 @@ from .work import unfinished, workplace
 TRAINED_BY = {"residual": "ra", "parallel": "parallel", "conv": "dan"}  # a full A of this kind
 FULL = set(TRAINED_BY.values())
 STAGES = ("train", "collect", "normalize", "tune")
+LISTED = 1000  # files that a domain's details name
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,11 @@ class How:
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "float16"):
             raise CovNormError(f"dtype={self.dtype!r}: domains are stored as float32 or float16")
-        settings_of(self.method, None, None, self.options)
+        own, _, _ = settings_of(self.method, None, None, self.options)
+        if "seed" in self.options:
+            raise CovNormError("seed= is one for all, splits too: give it by itself (--seed)")
+        if own.get("adapter", "residual") not in TRAINED_BY:
+            raise CovNormError(f"adapter={own['adapter']!r}: {choices(own['adapter'], TRAINED_BY)}")
 
     @property
     def storage(self) -> torch.dtype:
@@ -99,10 +105,11 @@ def add(
         )
     busy = f"{ecology.folder}: domain {name!r} is being added by another process: wait for it"
     with workplace(ecology.workplace(name), busy, fresh) as work, random_numbers_kept():
+        net = ecology.network(backbone).to(device)
+        _check(net, name, how, data)
         settings = {**how.record(), "domain": name, "data": data.digest}
         settings["backbone"] = ecology.backbone["fingerprint"]
         job = unfinished(work, settings)
-        net = ecology.network(backbone).to(device)
         run = _Running(net, name, data, how, work, tell, _inputs(ecology, data))
         if "before" not in (known := job.load() or {}):
             tell.stage("bare", "a linear head on the frozen network: what adapting has to beat")
@@ -148,13 +155,12 @@ class _Running:
     def through_method(self, before: float) -> Details:
         """Train, compress and measure; the domain is in the network then, as it is stored."""
         start, how = None, self.how
-        own = METHODS[how.method].options
+        own, first, _ = settings_of(how.method, None, None, how.options)
         done: list[Adapted] = []
         if "adapter" in own:
-            kind = str(how.options.get("adapter", "residual"))
+            kind = TRAINED_BY[str(own["adapter"])]
             start = "trained" if self.name != "trained" else "trained-a"
-            training = {k: v for k, v in how.options.items() if k not in own}
-            done.append(self._adapt(start, TRAINED_BY.get(kind, kind), training, None))
+            done.append(self._adapt(start, kind, {"training": first}, None))
         done.append(self._adapt(self.name, how.method, how.options, start))
         last = done[-1]
         trained = self.net.domain(start) if start is not None else None
@@ -182,7 +188,7 @@ class _Running:
             method,
             classes=list(self.data.classes) if start is None else None,
             start=start,
-            statistics=self.batches("train", told=True),
+            statistics=self.batches("train"),
             test=self.batches(self.held_out),
             augment=self.how.augment,
             progress=self.tell.training,
@@ -213,6 +219,8 @@ class _Running:
                 "final": measure.percent(answers == part.y),
             },
             "validation": last.accuracy,
+            "forgetting": last.forgetting,
+            "whole": how.method == "covnorm" and _is_whole(self.net, self.name),
             "ranks": {site: _pair(rank) for site, rank in last.ranks.items()},
             "seconds": {**dict.fromkeys(STAGES, 0.0), **seconds},
             "confusion": measure.confusion(part.y, answers, len(classes)),
@@ -224,6 +232,17 @@ class _Running:
         return results, pictures
 
 
+def _check(net: MultiDomainNetwork, name: str, how: How, data: Decoded) -> None:
+    """Refuse before any training what would fail behind it."""
+    own, _, _ = settings_of(how.method, None, None, how.options)
+    check_for(net, [name], own)
+    if own.get("max_drop") is not None and "val" not in data.splits:
+        raise CovNormError(
+            "max_drop (--max-drop) needs validation images, and there are too few to cut any: "
+            "choose the ranks by variance or budget"
+        )
+
+
 def event(what: str, method: str, results: Mapping[str, Any]) -> dict[str, Any]:
     """A line of a domain's history."""
     return {
@@ -232,9 +251,14 @@ def event(what: str, method: str, results: Mapping[str, Any]) -> dict[str, Any]:
         "method": method,
         "accuracy": results["accuracy"]["final"],
         "stages": results["accuracy"],
-        "parameters": results["parameters"]["adapter"],
+        "parameters": results["counted"],
         "bytes": results["bytes"],
     }
+
+
+def _is_whole(net: MultiDomainNetwork, name: str) -> bool:
+    """Whether nothing was compressed: `max_drop` allowed nothing smaller."""
+    return any(isinstance(A, FullMap) for A in net.domain(name).maps.values())
 
 
 def _pair(rank: Any) -> list[int]:
@@ -252,7 +276,9 @@ def _balance(data: Decoded) -> dict[str, Any]:
         "images": {split: len(part.y) for split, part in data.splits.items()},
         "balance": data.balance(),
         "unreadable": len(data.unreadable),
+        "left_out": [list(pair) for pair in data.unreadable[:LISTED]],
         "duplicates": len(data.duplicates),
+        "twice": [list(pair) for pair in data.duplicates[:LISTED]],
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from ..progress import Telling
 from ..seeds import random_numbers_kept
 from . import measure
 from .adding import FULL, How, event
+from .manifest import Entry
 from .store import Details, Ecology
 from .work import unfinished, workplace
 
@@ -38,11 +41,12 @@ def join(
 ) -> dict[str, dict[str, Any]]:
     """Join domains in one basis, tune each M on its own images, and keep them: {name: details}.
 
-    Domains come with the full A's that the store keeps. Where the basis exists already, its domains
-    go along: should it have to grow, their M's change too. All is stored in one step.
+    Domains come with the full A's that the store keeps. Where the basis exists already, they join
+    it; should it have to grow, the M's of its domains are tuned anew too, on their images. With
+    nothing new, all of its domains are. All is stored in one step.
 
     Args:
-        names: domains with trained A's; none: every one that has them.
+        names: domains with trained A's; none: every one that has them and is in no basis.
         data: the decoded images of a domain by its name.
         how: "variance", "basis" and other options of `METHODS["covnorm-joint"]`, and training.
     """
@@ -50,39 +54,58 @@ def join(
     basis = check_name(how.options.get("basis", "joint"))
     entries = ecology.domains
     old = [n for n, entry in entries.items() if entry.basis == basis]
-    able = [n for n, e in entries.items() if e.method in FULL or "trained.record" in e.blobs]
-    names = [n for n in (names or able) if n not in old]
-    if lost := [n for n in names if n not in able]:
-        ecology.entry(lost[0])
-        raise CovNormError(
-            f"domain {lost[0]!r} was made by {entries[lost[0]].method!r} and has no trained A to "
-            "join: add it by 'covnorm' or 'ra'"
-        )
-    if len(names) + len(old) < 2:
-        raise CovNormError(f"{ecology.folder}: two domains with trained A's can join, not fewer")
+    new = _chosen(ecology, entries, names, old)
     busy = f"{ecology.folder}: basis {basis!r} is being joined by another process: wait for it"
     place = ecology.folder / "work" / "bases" / basis
     with workplace(place, busy, fresh) as work, random_numbers_kept():
         net = ecology.network(backbone).to(device)
         for name in old:
             ecology.load(net, name)
-        for name in names:
+        for name in new:
             ecology.load(net, name, trained="trained.record" in entries[name].blobs)
-        tell.stage("decode", "the images of all of them, from the cache where they are in it")
-        parts = {name: data(name) for name in [*old, *names]}
-        digests = {name: part.digest for name, part in parts.items()}
-        before = {name: entries[name] for name in parts}
-        made_from = {name: entry.blobs for name, entry in before.items()}
-        unfinished(work, {**how.record(), "data": digests, "domains": made_from})
-        done = _adapted(net, parts, how, work, tell)
-        for name in done:
+        whole = {n: copy.deepcopy(net.domain(n)) for n in new if entries[n].method in FULL}
+        before = {name: entries[name] for name in [*old, *new]}
+        parts: dict[str, Decoded] = {}
+        done: dict[str, Adapted] = {}
+        for some in (new, old):  # the old ones, and their images, only if the basis has grown
+            some = some if some is new or not new else _to_tune(done, old)
+            if some:
+                tell.stage("decode", f"the images of {', '.join(some)}")
+                parts |= {name: data(name) for name in some}
+                made_from = {name: [parts[name].digest, before[name].blobs] for name in some}
+                part = work / ("new" if some is new else "old")
+                unfinished(part, {**how.record(), "made from": made_from})
+                done |= _adapted(net, {n: parts[n] for n in some}, how, part, tell)
+        details = {}
+        for name, found in done.items():
             measure.round_(net, name, how.storage)
-        details = {
-            name: _details(ecology, net, name, parts[name], found, how, tell)
-            for name, found in done.items()
-        }
+            kept = _details(ecology, net, name, parts[name], found, how, tell)
+            details[name] = replace(kept, trained=whole.get(name))
         ecology.put(net, details, how.storage, replace=True, before=before)
     return {name: kept.facts for name, kept in details.items()}
+
+
+def _chosen(
+    ecology: Ecology, entries: Mapping[str, Entry], names: Sequence[str], old: Sequence[str]
+) -> list[str]:
+    """The domains that are to come into the basis; with no names, all that are in none."""
+    able = [n for n, e in entries.items() if e.method in FULL or "trained.record" in e.blobs]
+    free = [n for n in able if entries[n].basis is None]
+    new = [n for n in dict.fromkeys(names or free) if n not in old]
+    if lost := [n for n in new if n not in able]:
+        method = ecology.entry(lost[0]).method
+        raise CovNormError(
+            f"domain {lost[0]!r} was made by {method!r} and has no trained A to join: add it by "
+            "'covnorm' or 'ra'"
+        )
+    if len(new) + len(old) < 2:
+        raise CovNormError(f"{ecology.folder}: two domains with trained A's can join, not fewer")
+    return new
+
+
+def _to_tune(done: Mapping[str, Adapted], old: Sequence[str]) -> list[str]:
+    joined = next(iter(done.values())).joined
+    return [n for n in old if joined is not None and n in joined.retune]
 
 
 def _adapted(

@@ -101,6 +101,7 @@ def sizes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> dict[str, A
     parameters = {k: v for k, v in found.parameters.items() if v}
     return {
         "parameters": {"adapter": 0, **parameters, "total": net.num_parameters(name)["total"]},
+        "counted": net.num_parameters(name)["adapter"],
         "bytes": stored_bytes(net, name, dtype),
         "denominators": found.denominators,
         "widths": {s: site.d_out for s, site in net.sites.items()},

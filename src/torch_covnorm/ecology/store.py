@@ -222,7 +222,8 @@ class Ecology:
                 if not replace:
                     self.check_new(name, manifest)
             for basis in bases:
-                self._check_users(manifest, basis, details)
+                if self._fingerprint(manifest, basis) != net.basis(basis).fingerprint:
+                    self._check_users(manifest, basis, details)
                 manifest["bases"][basis] = self._written_basis(net, basis)
             for name, kept in details.items():
                 old = manifest["domains"].get(name, {}).get("blobs", {}) if kept.keep else {}
@@ -266,7 +267,8 @@ class Ecology:
     def _reading(self, name: str, read: Any) -> Any:
         """Read blobs of a domain; should the store change meanwhile, read them once more."""
         while True:
-            entry, manifest = self.entry(name), self._manifest()
+            manifest = self._manifest()
+            entry = self.entry(name)
             try:
                 return read(entry)
             except CovNormError:
@@ -284,6 +286,7 @@ class Ecology:
     def _changing(self) -> Iterator[dict[str, Any]]:
         """A copy of the manifest to change; it takes the old one's place if nothing fails."""
         with locked(self.folder / ".lock"):
+            self._seen = None  # nobody else writes now: what is read is what is there
             manifest = copy.deepcopy(self._manifest())
             try:
                 yield manifest
@@ -301,6 +304,16 @@ class Ecology:
             parts["moments" if key.count("/") == 2 else "tensors"][key] = value
         blobs = {part: self.blobs.write_tensors(found) for part, found in parts.items() if found}
         return {"record": self.blobs.write_record(basis_files.FORMAT, record), **blobs}
+
+    def _fingerprint(self, manifest: Mapping[str, Any], basis: str) -> str | None:
+        """Of a basis as it is stored; None: there is none that can be read."""
+        if basis not in manifest["bases"]:
+            return None
+        try:
+            record = self.blobs.read_record(manifest["bases"][basis]["record"], basis_files.FORMAT)
+        except CovNormError:
+            return None
+        return str(record.get("fingerprint"))
 
     def _check_users(self, manifest: Mapping[str, Any], basis: str, names: Container[str]) -> None:
         """A basis changes with all of its domains, or not."""

@@ -10,7 +10,7 @@ from .. import basis as basis_files
 from .. import files
 from ..errors import CovNormError
 from ..records import blame
-from .manifest import RECORDS
+from .manifest import RECORDS, read_manifest, references
 from .store import DETAILS, Ecology
 
 
@@ -29,21 +29,24 @@ def verify(
         domains, bases = ecology.domains, ecology.bases
     except CovNormError as error:
         return [str(error)]
-    problems: list[str] = []
+    problems: list[tuple[str | None, str]] = []
     if backbone and ecology.backbone["name"] is not None:
-        problems += _told(ecology.network)
+        problems += [(None, p) for p in _told(ecology.network)]
     fingerprints: dict[str, str] = {}
     for name, blobs in bases.items():
         for part, blob in blobs.items():
             found = _told(partial(_check, ecology, part, blob, fingerprints, name))
-            problems += [f"basis {name!r}, {part}: {p}" for p in found]
+            problems += [(blob, f"basis {name!r}, {part}: {p}") for p in found]
     for i, (name, entry) in enumerate(domains.items(), 1):
         for part, blob in entry.blobs.items():
             found = _told(partial(_check, ecology, part, blob, fingerprints))
-            problems += [f"domain {name!r}, {part}: {p}" for p in found]
+            problems += [(blob, f"domain {name!r}, {part}: {p}") for p in found]
         if progress is not None:
             progress(i, len(domains))
-    return problems
+    if not problems:
+        return []
+    still = {None, *references(read_manifest(ecology.file))}  # others may have removed some
+    return [text for blob, text in problems if blob in still]
 
 
 def _told(check: Callable[[], object]) -> list[str]:

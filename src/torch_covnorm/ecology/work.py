@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -47,7 +48,12 @@ def unfinished(work: Path, settings: dict[str, Any]) -> Snapshot:
     try:
         known = job.load()
     except CovNormError as error:
-        raise CovNormError(f"{error}; --fresh does that") from None
+        differs = re.search(r"was made with ([\w ]+)=", str(error))
+        reason = f"with other settings or images ({differs[1]})" if differs else f"damaged: {error}"
+        raise CovNormError(
+            f"{work}: unfinished work is there, {reason}: give the same command as then to go on, "
+            "or --fresh to begin anew"
+        ) from None
     if known is None:
         job.save({})
     return job

@@ -9,9 +9,10 @@ from typing import Any
 
 from ..errors import CovNormError
 from ..records import blame, write_file
+from .facts import facts_of
 from .page import render
 
-__all__ = ["write_report"]
+__all__ = ["facts_of", "write_report"]
 
 
 def write_report(facts: Mapping[str, Any], file: str | os.PathLike[str]) -> Path:
