@@ -139,6 +139,7 @@ def _add(screen: Screen, ecology: Ecology, name: str, seed: int, place: int) -> 
     screen.say(f"\n{place}/4 {name}: {len(source.classes)} classes; {parts}")
     options = {**TRAINING, "budget": int(BUDGET * ecology.backbone["parameters"])}
     with screen.telling() as tell:
+        tell.stage("decode", f"to {PIXELS} × {PIXELS} pixels, once; kept in the ecology's cache")
         data = decode_for(ecology, source, PIXELS, progress=tell.images)
         how = How("covnorm", options, dtype="float16", seed=seed)
         add(ecology, name, data, how, source={"path": str(file), "seed": seed}, tell=tell)

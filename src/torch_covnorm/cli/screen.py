@@ -111,7 +111,7 @@ class _Stages:
 
     def _update(self, key: str, done: int, total: int, note: str) -> None:
         if key not in self.tasks:
-            self.tasks[key] = self.bars.add_task(key.split()[0], total=total, note="")
+            self.tasks[key] = self.bars.add_task(key.partition(" ")[0], total=total, note="")
         self.bars.update(self.tasks[key], completed=done, total=total, note=note)
 
 
