@@ -134,7 +134,7 @@ def test_the_events_are_those_of_every_stage_and_the_commit(whole):
     """What the kills below are chosen from."""
     stages = [what for kind, what in whole.events if kind == "stage"]
     assert [stages[0], *stages[-2:]] == ["bare", "measure", "store"]
-    assert {what for kind, what in whole.events if kind == "step"} == {"train", "tune"}
+    assert {what for kind, what in whole.events if kind == "step"} == {"train", "collect", "tune"}
     names = [what for kind, what in whole.events[whole.store :] if kind == "rename"]
     assert names[-1] == MANIFEST, "the manifest comes last"
     assert set(names[:-1]) == set(whole.blobs.values())
