@@ -12,6 +12,7 @@ from .errors import CovNormError, CovNormWarning
 from .evaluation import Evaluation, evaluate
 from .export import Exported, export
 from .geometric import svd_
+from .gradients import GradientMoments, collect_gradients
 from .joint import Joined, join_, join_svd_
 from .lwf import forgetting
 from .methods import METHODS
@@ -37,6 +38,7 @@ __all__ = [
     "Evaluation",
     "Exported",
     "Fit",
+    "GradientMoments",
     "Joined",
     "Moments",
     "MultiDomainNetwork",
@@ -48,6 +50,7 @@ __all__ = [
     "account",
     "adapt",
     "collect",
+    "collect_gradients",
     "decathlon_score",
     "evaluate",
     "export",

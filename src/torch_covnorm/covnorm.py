@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from .adapters import CovNormMap, JointMap, LinearMap
 from .batches import images_of
 from .errors import CovNormError, choices
+from .gradients import GradientMoments
 from .moments import Moments
 from .network import MultiDomainNetwork
-from .normalize import PCA, MiniAdaptation, covariance_normalization
+from .normalize import PCA, MiniAdaptation, covariance_normalization, loss_normalization
 from .ranks import by_budget, by_variance, by_variance_official, check_ranks, check_threshold
 from .routing import eval_mode, stepwise
+
+Metric = Literal["variance", "loss"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ def normalize_(
     *,
     ranks: dict[str, tuple[int, int]] | None = None,
     budget: int | None = None,
+    metric: Metric = "variance",
+    gradients: Mapping[str, GradientMoments] | None = None,
     M: MiniAdaptation | None = None,
     tune: Literal["M", "all"] | None = None,
     preset: str = "paper",
@@ -90,6 +95,9 @@ def normalize_(
         variance: the threshold t of the rank rule, 0.99 in the paper; 1.0 keeps every direction.
         ranks: {site: (kx, ky)} instead of the rule.
         budget: adapter parameters in all, once absorbed, instead of the rule; see `ranks_within`.
+        metric: what a direction is worth: its "variance" (the paper), or the "loss" that it moves,
+            which needs `gradients` from `collect_gradients`; see `loss_normalization`. A budget may
+            then leave a site with rank 0: only its constant stays.
         M: "closed-form" (reproduces A at full ranks), "identity" (the two PCAs unaligned; absorbed
             before it is tuned, it is what the paper calls PCA+FTA) or "random".
         tune: what trains afterwards: "M" (the paper's text) or "all" (its Algorithm 1: M, W, C).
@@ -102,13 +110,19 @@ def normalize_(
     if budget is not None:
         if ranks or variance is not None:
             raise CovNormError("budget= takes the place of variance= and ranks=: give one of them")
-        ranks = ranks_within(net, name, moments, budget)
+        ranks = ranks_within(net, name, moments, budget, gradients if metric == "loss" else None)
+    _check_metric(metric, gradients, M, preset)
     new: dict[str, LinearMap] = {}
     for site, adapter in net.domain(name).adapters.items():
         if adapter.A is None:
             continue
         x = _moments_for(site, adapter.A, moments)
-        new[site] = _normalized(adapter.A, x, (ranks or {}).get(site), chosen, site, generator)
+        given = (ranks or {}).get(site)
+        if metric == "loss":
+            G = _gradients_for(site, adapter.A, gradients)
+            new[site] = _in_loss(adapter.A, x, G, given, chosen.variance, site)
+            continue
+        new[site] = _normalized(adapter.A, x, given, chosen, site, generator)
     if not new:
         raise CovNormError(f"domain {name!r} has no matrix A to normalise: adapter='residual'")
     unknown = set(ranks or {}) - set(new)
@@ -124,9 +138,15 @@ def normalize_(
 
 @torch.no_grad()
 def ranks_within(
-    net: MultiDomainNetwork, name: str, moments: dict[str, Moments], budget: int
+    net: MultiDomainNetwork,
+    name: str,
+    moments: dict[str, Moments],
+    budget: int,
+    gradients: Mapping[str, GradientMoments] | None = None,
 ) -> dict[str, tuple[int, int]]:
     """{site: (kx, ky)} that cost at most `budget` parameters in all, once M is absorbed.
+
+    With `gradients` it goes to the directions that the loss feels most.
 
     The budget goes to the output directions of largest variance, over all sites (`by_budget`). As
     2·d·min(kx, ky) counts the smaller rank alone, the input keeps every direction: C·M·W is then
@@ -135,10 +155,18 @@ def ranks_within(
     spectra, widths = {}, {}
     for site, A in net.domain(name).maps.items():
         x = _moments_for(site, A, moments)
+        if gradients is not None:
+            G = _gradients_for(site, A, gradients)
+            matrix = A.matrix().cpu().to(x.mean)
+            spectra[site] = loss_normalization(matrix, PCA.of(x), G, x.mean, 0)[1]
+            widths[site] = tuple(reversed(matrix.shape))
+            continue
         y = x.transform(*(t.cpu().to(x.mean) for t in (A.matrix(), A.offset)))
         spectra[site], widths[site] = y.pca()[0], (A.factors[0].shape[1], len(y.mean))
-    kept = by_budget(spectra, {site: sum(widths[site]) for site in widths}, budget)
-    return {site: (widths[site][0], k) for site, k in kept.items()}
+    costs = {site: sum(widths[site]) for site in widths}
+    if gradients is not None:
+        return {s: (k, k) for s, k in by_budget(spectra, costs, budget, least=0).items()}
+    return {s: (widths[s][0], k) for s, k in by_budget(spectra, costs, budget).items()}
 
 
 @torch.inference_mode(False)
@@ -165,6 +193,45 @@ def _moments_for(site: str, A: LinearMap, moments: dict[str, Moments]) -> Moment
             f"site {site!r}: needs moments of {d} features, got {x!r}: cn.collect them"
         )
     return x
+
+
+def _gradients_for(
+    site: str, A: LinearMap, gradients: Mapping[str, GradientMoments] | None
+) -> Tensor:
+    found = (gradients or {}).get(site)
+    if found is None or found.d != len(A.bias):
+        raise CovNormError(
+            f"site {site!r}: metric='loss' needs gradients of {len(A.bias)} channels: "
+            "cn.collect_gradients them"
+        )
+    return found.second().cpu()
+
+
+def _check_metric(metric: str, gradients: Any, M: str | None, preset: str) -> None:
+    if metric not in get_args(Metric):
+        raise CovNormError(f"metric={metric!r}: {choices(metric, get_args(Metric))}")
+    if metric == "variance" and gradients is not None:
+        raise CovNormError("gradients= are for metric='loss': give that too")
+    if metric == "loss" and (M not in (None, "closed-form") or preset != "paper"):
+        raise CovNormError("metric='loss' has its own closed-form M: leave out M= and preset=")
+
+
+def _in_loss(
+    old: LinearMap,
+    moments: Moments,
+    G: Tensor,
+    ranks: tuple[int, int] | None,
+    t: float,
+    site: str,
+) -> CovNormMap:
+    """The map of `loss_normalization`; ranks by the share t of the loss, where none are given."""
+    A, b = (v.cpu().to(moments.mean) for v in (old.matrix(), old.offset))
+    if not (A.isfinite().all() and b.isfinite().all()):
+        raise CovNormError(f"site {site!r}: A holds NaN or Inf: train the domain anew")
+    x, mu_y = PCA.of(moments), A @ moments.mean + b
+    k = ranks[0] if ranks else by_variance(loss_normalization(A, x, G, mu_y, 0)[1], t)
+    check_ranks(k, k if ranks is None else ranks[1], A.shape[1], len(A), site, least=0)
+    return CovNormMap.from_factors(old.spatial, loss_normalization(A, x, G, mu_y, k)[0])
 
 
 def _normalized(

@@ -95,6 +95,24 @@ def covariance_normalization(
     return Factors(W, mini_adaptation(M, A, W, C, None, generator), C, x.mu, y.mu)
 
 
+def loss_normalization(
+    A: Tensor, x: PCA, G: Tensor, mu_y: Tensor, k: int | None = None
+) -> tuple[Factors, Tensor]:
+    """The factors of rank k that cost the loss least, and all ``s²`` (min(d),); not in the paper.
+
+    ``½ s_i²`` of ``G^{1/2} A Sigma^{1/2} = U s V^T`` is the loss that direction i is worth, with G
+    (d_out, d_out) as `GradientMoments.second` gives it. The best B of rank k in ``E|G^{1/2} (A - B)
+    x|²`` is ``G^{-1/2} U_k s_k V_k^T Sigma^{-1/2}``: C, M and W. W whitens x as eq. 7 does. With
+    G = I it is the PCA of y, with Sigma = I too the SVD of A.
+    """
+    E, P = torch.linalg.eigh(G.to(x.mu))
+    g, e = _floored(E.flip(0)).flip(0).sqrt(), _floored(x.E).sqrt()
+    U, s, Vt = torch.linalg.svd((P * g) @ (P.T @ A.to(x.mu) @ x.P * e), full_matrices=False)
+    k = len(s) if k is None else k
+    C, W = (P / g) @ (P.T @ U[:, :k]), (Vt[:k] / e) @ x.P.T
+    return Factors(W, torch.diag(s[:k]), C, x.mu, mu_y), s.square()
+
+
 def mini_adaptation(
     M: MiniAdaptation,
     A: Tensor,

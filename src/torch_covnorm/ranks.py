@@ -39,19 +39,21 @@ def by_variance_official(E: Tensor, t: float) -> int:
 
 
 def by_budget(
-    spectra: Mapping[str, Tensor], costs: Mapping[str, int], budget: int
+    spectra: Mapping[str, Tensor], costs: Mapping[str, int], budget: int, least: int = 1
 ) -> dict[str, int]:
-    """{site: k_y}: one budget of parameters for all sites, spent by output variance.
+    """{site: k}: one budget of parameters for all sites, spent on what is worth most.
 
-    A direction i of a site's output y explains ``e_i`` for `costs` = d_in + d_out parameters; the
-    largest ``e_i / cost`` come first, as far as the budget goes. Every site keeps at least one.
+    Direction i of a site is worth ``e_i`` (its output variance, or its loss ``s_i²``) for `costs` =
+    d_in + d_out parameters; the largest ``e_i / cost`` come first, as far as the budget goes. Every
+    site keeps `least` directions, 1 or 0.
     """
-    least = check_budget(budget, list(costs.values()))
-    ranks, left = dict.fromkeys(spectra, 1), budget - least
+    spent = check_budget(budget, list(costs.values())) if least else 0
+    ranks, left = dict.fromkeys(spectra, least), budget - spent
     offers = [
         (float(e) / costs[site], place, site)
         for place, (site, E) in enumerate(spectra.items())
-        for e in E[1:]
+        for e in E[least:]
+        if least or e > 0
     ]
     for _, _, site in sorted(offers, key=lambda offer: (-offer[0], offer[1])):
         if costs[site] <= left:
@@ -88,11 +90,11 @@ def check_threshold(t: float) -> None:
         raise CovNormError(f"variance={t}: the share of variance to keep must lie in (0, 1]")
 
 
-def check_ranks(kx: int, ky: int, d_in: int, d_out: int, site: str) -> None:
-    """Refuse ranks outside 1…d."""
+def check_ranks(kx: int, ky: int, d_in: int, d_out: int, site: str, least: int = 1) -> None:
+    """Refuse ranks outside 1…d, or 0…d."""
     for name, k, d in (("k_x", kx, d_in), ("k_y", ky, d_out)):
-        if not 1 <= k <= d:
-            raise CovNormError(f"site {site!r}: {name} = {k}, must lie in 1…{d}")
+        if not least <= k <= d:
+            raise CovNormError(f"site {site!r}: {name} = {k}, must lie in {least}…{d}")
 
 
 def rank_of(rank: int | float, d_out: int, d_in: int) -> int:

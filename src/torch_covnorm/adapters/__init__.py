@@ -87,8 +87,8 @@ def build(
     if config["map"] is not None:
         ranks = [int(r) for r in config["map"]["ranks"]]
         for r in ranks:
-            if not 1 <= r <= max(d_in, d_out):
-                raise CovNormError(f"site {site!r}: rank {r}, must lie in 1…{max(d_in, d_out)}")
+            if not 0 <= r <= max(d_in, d_out):
+                raise CovNormError(f"site {site!r}: rank {r}, must lie in 0…{max(d_in, d_out)}")
         if config["map"]["form"] in SHARED_FORMS:
             A = _joint(config["map"]["form"], spatial, d_in, d_out, ranks, shared, site)
         else:

@@ -68,7 +68,7 @@ def fold(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> Fo
                 constant = constant * s2
                 factors = (*factors[:-1], factors[-1] * s2[:, :, None])
             shift = shift + constant
-        chains[source] = factors
+        chains[source] = () if any(0 in f.shape for f in factors) else factors
     return Folded(*_collapse(gain, chains["output"], shift), chains["input"])
 
 

@@ -61,6 +61,10 @@ class LinearMap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         factors, first = self.factors, None
+        if 0 in self.ranks:  # nothing is left of A but its constant
+            like = x.mean(1, keepdim=True) if self.spatial else x.mean(-1, keepdim=True)
+            bias = self.bias[:, None, None] if self.spatial else self.bias
+            return torch.zeros_like(like) + bias.to(x)
         if self.centre is not None:
             first = -(factors[0] @ self.centre)
         for factor in factors[:-1]:

@@ -1,0 +1,158 @@
+"""How much the loss feels each direction of an adapter's output: E[g gᵀ] at every site.
+
+g is the gradient of the log-likelihood at A's output y; with labels that the model itself draws,
+E[g gᵀ] is the Fisher information. It is the metric in which `normalize_(metric="loss")` compares
+what a direction is worth, within a site and across sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .batches import images_of, labels_of
+from .errors import CovNormError, choices
+from .moments import Moments
+from .network import MultiDomainNetwork
+from .routing import eval_mode, stepwise
+
+Labels = Literal["model", "given"]
+PARTS = 4
+
+
+class GradientMoments:
+    """Streaming E[g gᵀ] of gradients g (rows, d): mergeable and exact, as `Moments` are.
+
+    The images are dealt to a few parts in turn, whose spread gives the standard error of whatever
+    is computed from the whole.
+    """
+
+    def __init__(self, d: int, device: torch.device | str | None = None) -> None:
+        self.parts = [Moments(d, device) for _ in range(PARTS)]
+
+    @property
+    def d(self) -> int:
+        """How many channels."""
+        return self.parts[0].d
+
+    @property
+    def images(self) -> int:
+        """How many images were seen."""
+        return sum(part.images for part in self.parts)
+
+    def update(self, g: Tensor, spatial: bool = True) -> None:
+        """Take in a batch: (n, d, h, w), or (n, …, d) where not `spatial`; for each of the n images
+        the gradient of its own log-likelihood."""
+        start = self.images  # so that any batches deal the images alike
+        for i, part in enumerate(self.parts):
+            share = g[(i - start) % PARTS :: PARTS]
+            if len(share):
+                rows = share if spatial and g.ndim == 4 else share.reshape(-1, g.shape[-1])
+                part.update(rows, images=len(share))
+
+    def second(self, part: int | None = None) -> Tensor:
+        """G = Σ g gᵀ / images (d, d): summed over the positions of an image, a mean over images.
+
+        ``½ tr(G Cov(δ))`` is then the loss, per image, of an error δ of y, so that sites of
+        different resolution compare. `part`: of one part alone.
+        """
+        whole = self.parts[0] if part is None else self.parts[part]
+        for other in self.parts[1:] if part is None else ():
+            whole = whole.merge(other)
+        if whole.images == 0:
+            raise CovNormError("no gradients were collected: give images")
+        return (whole.scatter + whole.n * torch.outer(whole.mean, whole.mean)) / whole.images
+
+    def merge(self, other: GradientMoments) -> GradientMoments:
+        """Those of both: a new one."""
+        new = GradientMoments(self.d)
+        new.parts = [a.merge(b) for a, b in zip(self.parts, other.parts, strict=True)]
+        return new
+
+    def all_reduce_(self, group: dist.ProcessGroup | None = None) -> None:
+        """Those of all processes, in each."""
+        for part in self.parts:
+            part.all_reduce_(group)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors by name, ready for safetensors."""
+        parts = enumerate(self.parts)
+        return {f"{i}/{k}": v for i, part in parts for k, v in part.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state_dict` gave."""
+        for i, part in enumerate(self.parts):
+            own = part.state_dict()
+            part.load_state_dict({k: state[f"{i}/{k}"] for k in own})
+
+
+def collect_gradients(
+    net: MultiDomainNetwork,
+    name: str,
+    loader: Iterable[Any],
+    images: int | None = 512,
+    *,
+    labels: Labels = "model",
+    seed: int = 0,
+) -> dict[str, GradientMoments]:
+    """{site: E[g gᵀ] at A's output y}, in eval mode; nothing of the network changes.
+
+    Args:
+        loader: yields (images, labels) or, where the model draws the labels, images.
+        images: stop after so many; None: all.
+        labels: "model" draws them from the network's own answer (the Fisher), "given" takes the
+            loader's (the empirical Fisher).
+    """
+    if labels not in get_args(Labels):
+        raise CovNormError(f"labels={labels!r}: {choices(labels, get_args(Labels))}")
+    domain, device = net.domain(name), next(net.backbone.parameters()).device
+    maps = domain.maps
+    if not maps:
+        raise CovNormError(f"domain {name!r} has no matrix A to collect for: adapter='residual'")
+    found = {site: GradientMoments(len(A.bias), device) for site, A in maps.items()}
+    draw = torch.Generator().manual_seed(seed)
+    outputs: dict[str, Tensor] = {}
+
+    def keep(site: str) -> Any:
+        def hook(_: nn.Module, __: Any, y: Tensor) -> Tensor:
+            outputs[site] = y if y.requires_grad else y.requires_grad_()
+            return outputs[site]
+
+        return hook
+
+    hooks = [A.register_forward_hook(keep(site)) for site, A in maps.items()]
+    seen = 0
+    try:
+        with eval_mode(net.backbone, domain), stepwise(), torch.enable_grad():
+            for batch in loader:
+                x = images_of(batch)
+                if images is not None:
+                    x = x[: images - seen]
+                logits = net(x.to(device), domain=name)
+                if labels == "model":
+                    chances = logits.detach().float().softmax(1).cpu()
+                    y = torch.multinomial(chances, 1, generator=draw)[:, 0]
+                else:
+                    y = labels_of(batch[1], domain)[: len(x)]
+                likelihood = -F.cross_entropy(logits, y.to(device), reduction="sum")
+                gradients = torch.autograd.grad(likelihood, list(outputs.values()))
+                for site, g in zip(outputs, gradients, strict=True):
+                    try:
+                        found[site].update(g, maps[site].spatial)
+                    except CovNormError as error:
+                        raise CovNormError(f"site {site!r}: {error}") from None
+                seen += len(x)
+                outputs.clear()
+                if images is not None and seen >= images:
+                    break
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if seen == 0:
+        raise CovNormError(f"domain {name!r}: the loader gave no images")
+    return found
