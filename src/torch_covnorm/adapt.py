@@ -35,6 +35,7 @@ class Adapted:
         stage, `tested`: on the test data, where they were given.
     parameters: as `MultiDomainNetwork.num_parameters`; `account` tells more.
     moments: of A's input by site, where the method collects them.
+    predicted: for metric="loss", the loss that the compression costs, with its standard error.
     forgetting: for lwf. joined: for covnorm-joint, with the variance that the basis captures.
     """
 
@@ -49,6 +50,7 @@ class Adapted:
     joined: Joined | None = None
     tested: dict[str, float | None] = field(default_factory=dict)
     moments: dict[str, Moments] | None = None
+    predicted: dict[str, float | None] | None = None
 
 
 def adapt(
@@ -137,6 +139,7 @@ def _result(run: Run, method: str) -> Adapted:
         run.joined,
         run.tested,
         run.moments,
+        run.predicted,
     )
 
 

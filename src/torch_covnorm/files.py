@@ -6,6 +6,7 @@ sites, shapes, dtypes, finiteness.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from .network import MultiDomainNetwork
 
 FORMAT = "torch-covnorm domain"
+SCALE = "#scale"  # beside an int8 matrix; no module's name has a "#"
 RECORD = "domain.json"
 DTYPES = (torch.float32, torch.float16)
+STORED = (*DTYPES, torch.int8)
 
 
 def fingerprint(backbone: nn.Module, head: str | None) -> str:
@@ -64,11 +67,12 @@ def packed(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """A domain as plain JSON and tensors by name; `unpacked` is the way back.
 
-    In float16 a tensor that would overflow there keeps float32.
+    In float16 a tensor that would overflow there keeps float32. In int8 matrices are whole numbers
+    with a scale a row (`rows_as_int8`), and all else is float16.
     """
-    if dtype not in DTYPES:
-        raise CovNormError(f"dtype={dtype}: domains are stored as float32 or float16")
-    tensors = {k: _stored(k, v, dtype) for k, v in sorted(domain.stored().items())}
+    if dtype not in STORED:
+        raise CovNormError(f"dtype={dtype}: domains are stored as float32, float16 or int8")
+    tensors = _stored(domain.stored(), dtype)
     basis = None if domain.basis is None else net.basis(domain.basis)
     record = {
         "name": domain.name,
@@ -105,6 +109,8 @@ def unpacked(
     tensor_file: Path,
 ) -> Domain:
     """A domain, made beside the network; the two files are named in what is wrong with them."""
+    with records.blame(tensor_file):
+        tensors = from_int8(tensors)
     with records.blame(file):
         basis = _basis(record.get("basis"), net)
         _check_classes(record["classes"], tensors.get("head.weight"), tensor_file)
@@ -153,7 +159,45 @@ def _basis(wanted: dict[str, str] | None, net: MultiDomainNetwork) -> Basis | No
     )
 
 
-def _stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def _stored(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors as a file has them, by name."""
+    small = torch.float16 if dtype == torch.int8 else dtype
+    out = {}
+    for name, tensor in sorted(state.items()):
+        matrix = tensor.is_floating_point() and tensor.ndim >= 2 and tensor.numel() > 0
+        if dtype == torch.int8 and matrix:
+            whole = _rounded(name, tensor, torch.float32)
+            out[name], out[name + SCALE] = rows_as_int8(whole)
+        else:
+            out[name] = _rounded(name, tensor, small)
+    return dict(sorted(out.items()))
+
+
+def rows_as_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """A float matrix (n, …) as int8 and a scale (n,) a row: ``row ≈ scale · whole numbers``."""
+    scale = matrix.flatten(1).abs().amax(1) / 127
+    safe = scale.clamp(min=torch.finfo(torch.float32).tiny)
+    whole = (matrix / safe.reshape(-1, *[1] * (matrix.ndim - 1))).round().clamp(-127, 127)
+    return whole.to(torch.int8), scale
+
+
+def from_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Undo `rows_as_int8` for every matrix that has a scale beside it."""
+    out = {k: v for k, v in tensors.items() if not k.endswith(SCALE)}
+    for key, scale in tensors.items():
+        name = key.removesuffix(SCALE)
+        if name == key:
+            continue
+        whole = tensors.get(name)
+        if whole is None or whole.dtype != torch.int8 or scale.dtype != torch.float32:
+            raise CovNormError(f"tensor {key!r} is the scale of no int8 matrix")
+        if scale.shape != whole.shape[:1] or not scale.isfinite().all() or (scale < 0).any():
+            raise CovNormError(f"tensor {key!r} is no scale of {tuple(whole.shape)}")
+        out[name] = whole.float() * scale.reshape(-1, *[1] * (whole.ndim - 1))
+    return out
+
+
+def _rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     tensor = tensor.detach().cpu().contiguous().clone()  # tied weights are stored twice
     if not tensor.is_floating_point():
         return tensor

@@ -7,7 +7,7 @@ what a direction is worth, within a site and across sites.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -89,6 +89,30 @@ class GradientMoments:
         for i, part in enumerate(self.parts):
             own = part.state_dict()
             part.load_state_dict({k: state[f"{i}/{k}"] for k in own})
+
+
+def predicted_loss(
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    moments: Mapping[str, Moments],
+    gradients: Mapping[str, GradientMoments],
+) -> dict[str, float | None]:
+    """``{"loss", "error"}``: what replacing the A's of all sites costs an image, to second order.
+
+    ``½ Σ tr(G (A - B) Sigma (A - B)^T)`` over the sites, and its standard error by the spread of
+    the gradients' parts. Sites count as independent of each other.
+    """
+    changes = {s: (before[s] - after[s]).cpu().double() for s in before}
+    errors = {s: D @ moments[s].covariance.cpu() @ D.T for s, D in changes.items()}
+
+    def cost(part: int | None) -> float:
+        seconds = {s: gradients[s].second(part).cpu().double() for s in errors}
+        return 0.5 * sum(float((seconds[s] * E).sum()) for s, E in errors.items())
+
+    full = [i for i in range(PARTS) if all(g.parts[i].images for g in gradients.values())]
+    costs = torch.tensor([cost(i) for i in full], dtype=torch.float64)
+    error = float(costs.std() / len(costs) ** 0.5) if len(costs) > 1 else None
+    return {"loss": cost(None), "error": error}
 
 
 def collect_gradients(

@@ -13,6 +13,7 @@ from .covnorm import absorb_, normalize_
 from .errors import CovNormError
 from .evaluation import evaluate
 from .geometric import svd_
+from .gradients import predicted_loss
 from .joint import join_, join_svd_
 from .lwf import OldAnswers, distillation, forgetting, fork_
 from .moments import Moments
@@ -93,20 +94,29 @@ def _normalise(run: Run, **fixed: Any) -> bool:
     """Compress the trained A; False: `max_drop` allows nothing smaller than it is."""
     run.add_trained()
     moments = run.collect()
-    names = ("variance", "ranks", "budget", "M", "tune", "preset")
+    names = ("variance", "ranks", "budget", "metric", "M", "tune", "preset")
     given = {k: v for k, v in run.options.items() if k in names and v is not None}
+    if given.get("metric") == "loss":
+        given["gradients"] = run.collect_gradients()
+    trained = {site: A.matrix().detach() for site, A in run.domain.maps.items()}
     with run.timed("normalize"):
         if run.options.get("max_drop") is not None:
-            given["budget"] = _least_budget(run, moments, run.options["max_drop"])
+            metric = {k: v for k, v in given.items() if k in ("metric", "gradients")}
+            given["budget"] = _least_budget(run, moments, run.options["max_drop"], metric)
             if given["budget"] is None:
                 shapes = {site: A.factors[0].shape for site, A in run.domain.maps.items()}
                 run.ranks = {site: (d_in, d_out) for site, (d_out, d_in) in shapes.items()}
                 return False
         run.ranks = normalize_(run.net, run.name, moments, **(given | fixed))
+        if "gradients" in given:
+            now = {site: A.matrix().detach() for site, A in run.domain.maps.items()}
+            run.predicted = predicted_loss(trained, now, moments, given["gradients"])
     return True
 
 
-def _least_budget(run: Run, moments: dict[str, Moments], drop: float) -> int | None:
+def _least_budget(
+    run: Run, moments: dict[str, Moments], drop: float, metric: dict[str, Any]
+) -> int | None:
     """The smallest budget that keeps the validation accuracy within `drop` points of A's own.
 
     Bisection over 32 budgets from one direction a site to A's own parameters; M is in closed form,
@@ -127,7 +137,7 @@ def _least_budget(run: Run, moments: dict[str, Moments], drop: float) -> int | N
         asked += 1
         run.tell("normalize", asked, 6)  # 33 sizes halved
         run.net.domains[run.name] = copy.deepcopy(trained)
-        normalize_(run.net, run.name, moments, budget=budget)
+        normalize_(run.net, run.name, moments, budget=budget, **metric)
         return (evaluate(run.net, run.name, val).accuracy or 0.0) >= goal
 
     try:
@@ -232,7 +242,15 @@ METHODS: dict[str, Method] = {
     "covnorm": Method(
         "A ≈ C·M·W by its data's PCAs, M tuned and absorbed",
         _covnorm,
-        {**_BY_VARIANCE, "budget": None, "max_drop": None, "M": None, "tune": None, "preset": None},
+        {
+            **_BY_VARIANCE,
+            "budget": None,
+            "max_drop": None,
+            "metric": None,
+            "M": None,
+            "tune": None,
+            "preset": None,
+        },
     ),
     "joint-svd": Method(
         "the A's of several domains share W (Rebuffi 2018)",

@@ -217,7 +217,7 @@ class MultiDomainNetwork(nn.Module):
     def save_domain(
         self, name: str, path: str | os.PathLike[str], dtype: torch.dtype = torch.float32
     ) -> Path:
-        """Write a domain into a folder: safetensors and JSON; dtype float32 or float16."""
+        """Write a domain into a folder: safetensors and JSON; dtype float32, float16 or int8."""
         return files.save(self, self.domain(name), Path(path), dtype)
 
     def load_domain(

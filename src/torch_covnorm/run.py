@@ -22,6 +22,7 @@ from .domain import Domain, class_names
 from .errors import CovNormError
 from .evaluation import evaluate
 from .geometric import full_maps
+from .gradients import GradientMoments, collect_gradients
 from .joint import Joined
 from .loop import Penalty
 from .moments import Moments
@@ -29,7 +30,7 @@ from .network import MultiDomainNetwork
 from .progress import Progress, Report
 from .schedules import Training
 from .seeds import seed_all, seed_loader
-from .snapshot import load_moments, save_moments
+from .snapshot import Snapshot, load_moments, save_moments
 from .training import fit
 
 
@@ -59,6 +60,7 @@ class Run:
     moments: dict[str, Moments] | None = None
     forgetting: dict[str, float] | None = None
     joined: Joined | None = None
+    predicted: dict[str, float | None] | None = None
 
     @property
     def domain(self) -> Domain:
@@ -134,6 +136,24 @@ class Run:
                     save_moments(folder, settings, moments)
         self.moments = moments
         return moments
+
+    def collect_gradients(self) -> dict[str, GradientMoments]:
+        """E[g gᵀ] at A's output, for the metric of the loss; a stage of its own in the snapshot."""
+        settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": "gradients"}
+        saved = None if self.snapshot is None else Snapshot(self.snapshot / "gradients", settings)
+        with self.timed("gradients"):
+            if saved is not None and (state := saved.load()) is not None:
+                found = {site: GradientMoments(len(A.bias)) for site, A in self.domain.maps.items()}
+                for site, g in found.items():
+                    g.load_state_dict(state[site])
+                return found
+            images = self.train if self.statistics is None else self.statistics
+            seed_loader(images, self.training.seed, "gradients")
+            watched = self._watched("gradients", images)
+            found = collect_gradients(self.net, self.name, watched, seed=self.training.seed)
+            if saved is not None:
+                saved.save({site: g.state_dict() for site, g in found.items()})
+        return found
 
     def _watched(self, stage: str, batches: Iterable[Any]) -> Iterator[Any]:
         """The batches, and a word for each to whoever watches the progress."""

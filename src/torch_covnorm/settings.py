@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 from .adapters import KINDS
-from .covnorm import PRESETS
+from .covnorm import PRESETS, Metric
 from .domain import check_name
 from .errors import CovNormError, choices
 from .joint import given_ranks, join_settings
@@ -63,6 +63,7 @@ def _check(own: dict[str, Any]) -> None:
         "count": (None, "positions", "images"),
         "adapter": tuple(k for k in KINDS if k != "batchnorm"),
         "preset": (None, *PRESETS),
+        "metric": (None, *get_args(Metric)),
     }
     for key, value in own.items():
         if key in words and value not in words[key]:
@@ -87,7 +88,9 @@ def _check(own: dict[str, Any]) -> None:
 
 def check_for(net: MultiDomainNetwork, names: Sequence[str], own: dict[str, Any]) -> None:
     """Refuse now what this network would refuse behind the training."""
-    if own.get("budget") is not None:
+    if own.get("metric") == "loss" and (own["M"] or own["preset"] or own["ranks"]):
+        raise CovNormError("metric='loss' chooses ranks and M itself: leave out M, preset, ranks")
+    if own.get("budget") is not None and own.get("metric") != "loss":
         maps = [a.A for a in net.fresh_adapters(str(own["adapter"])).values() if a.A is not None]
         check_budget(own["budget"], [sum(A.factors[0].shape) for A in maps])
     given_ranks(own.get("ranks") or {}, net.sites)

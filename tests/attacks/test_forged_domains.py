@@ -74,7 +74,6 @@ FORGED_RECORDS = {
     "unknown form": map_of("evil"),
     "no rank": map_of("lowrank"),
     "one rank too many": map_of("lowrank", 2, 2),
-    "rank zero": map_of("lowrank", 0),
     "negative rank": map_of("lowrank", -1),
     "rank above d": map_of("lowrank", 7),
     "rank bomb": map_of("lowrank", 10**9),
@@ -93,6 +92,11 @@ FORGED_RECORDS = {
 def test_a_forged_record_is_refused_by_name(edit, folder):
     forge(folder, edit)
     assert_refused(folder, RECORD)
+
+
+def test_a_rank_of_zero_that_the_tensors_do_not_have_is_refused(folder):
+    forge(folder, map_of("lowrank", 0))
+    assert_refused(folder, ".safetensors")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ Norms = Annotated[
     ),
 ]
 Batch = Annotated[int, typer.Option(min=2, help="Images a step.")]
-Dtype = Annotated[str, typer.Option(help="Of the stored numbers: float16 or float32.")]
+Dtype = Annotated[str, typer.Option(help="Of the stored numbers: float32, float16 or int8.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget unfinished work; begin anew.")]
 Settings = Annotated[
     list[str] | None,
@@ -110,6 +110,13 @@ def add(
             show_default=False,
         ),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            help="What a direction is worth: its variance (the paper), or the loss that it moves.",
+            show_default=False,
+        ),
+    ] = None,
     epochs: Epochs = None,
     lr: Rate = None,
     norms: Norms = "frozen",
@@ -149,6 +156,8 @@ def add(
 
     covnorm add defects parts.csv --max-drop 0.5     the smallest that loses half a point
 
+    covnorm add flowers photos/ --metric loss        ranks by what the loss feels
+
     covnorm add digits digits.npz --method bn        another method of the paper
 
     Killed or interrupted, the same command goes on from where it was.
@@ -158,6 +167,7 @@ def add(
     if not replace:
         ecology.check_new(name)
     given: dict[str, Any] = {"variance": variance, "max_drop": max_drop, "epochs": epochs, "lr": lr}
+    given["metric"] = metric
     given["norms"] = "batch" if method == "bn" else norms
     options = {k: v for k, v in given.items() if v is not None}
     if budget is not None:

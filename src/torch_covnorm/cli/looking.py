@@ -98,6 +98,10 @@ def _shown(ecology: Ecology, name: str, facts: dict[str, Any]) -> list[Any]:
         (e["time"], e["what"], e["method"], e["accuracy"], e["parameters"])
         for e in facts["history"]
     ]
+    if results.get("predicted"):
+        loss, error = results["predicted"]["loss"], results["predicted"]["error"]
+        spread = "" if error is None else f" ± {error:.2g}"
+        shown += [f"the compression costs {loss:.3g}{spread} of the loss an image, as predicted"]
     if results.get("forgetting"):
         shown += [", ".join(f"forgetting: {k} {v:.4g}" for k, v in results["forgetting"].items())]
     return [*shown, table("history", ("time", "", "method", "accuracy %", "adapter"), lines)]

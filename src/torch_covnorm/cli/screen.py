@@ -117,6 +117,7 @@ class _Stages:
 
 WHY = {
     "collect": "n, mean and covariance of A's input, over the training images",
+    "gradients": "what the loss feels at A's output, on a few hundred images",
     "normalize": "A ≈ C·M·W in closed form: how small may it be, by the validation images",
     "train": "adapters A, norms and head learn the task; the backbone stays frozen",
     "tune": "the small M, norms and head recover what the compression cost",

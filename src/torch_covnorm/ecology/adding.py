@@ -32,6 +32,7 @@ from .work import unfinished, workplace
 TRAINED_BY = {"residual": "ra", "parallel": "parallel", "conv": "dan"}  # a full A of this kind
 FULL = set(TRAINED_BY.values())
 STAGES = ("train", "collect", "normalize", "tune")
+STORAGE = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
 LISTED = 1000  # files that a domain's details name
 
 
@@ -40,7 +41,7 @@ class How:
     """How a domain is made: the method with its options, training, what is stored.
 
     options: of the method (variance=, budget=, …) and of its training (epochs=, lr=, …), as
-        `adapt` takes them. dtype: "float32", or "float16", half the bytes.
+        `adapt` takes them. dtype: "float32", "float16", or "int8" for matrices with a scale a row.
     """
 
     method: str = "covnorm"
@@ -51,8 +52,8 @@ class How:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("float32", "float16"):
-            raise CovNormError(f"dtype={self.dtype!r}: domains are stored as float32 or float16")
+        if self.dtype not in STORAGE:
+            raise CovNormError(f"dtype={self.dtype!r}: {choices(self.dtype, STORAGE)}")
         own, _, _ = settings_of(self.method, None, None, self.options)
         if "seed" in self.options:
             raise CovNormError("seed= is one for all, splits too: give it by itself (--seed)")
@@ -62,7 +63,7 @@ class How:
     @property
     def storage(self) -> torch.dtype:
         """As torch knows it."""
-        return torch.float16 if self.dtype == "float16" else torch.float32
+        return STORAGE[self.dtype]
 
     def record(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -220,6 +221,7 @@ class _Running:
             },
             "validation": last.accuracy,
             "forgetting": last.forgetting,
+            "predicted": last.predicted,
             "whole": how.method == "covnorm" and _is_whole(self.net, self.name),
             "ranks": {site: _pair(rank) for site, rank in last.ranks.items()},
             "seconds": {**dict.fromkeys(STAGES, 0.0), **seconds},
