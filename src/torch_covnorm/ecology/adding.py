@@ -53,7 +53,7 @@ class How:
 
     def __post_init__(self) -> None:
         if self.dtype not in STORAGE:
-            raise CovNormError(f"dtype={self.dtype!r}: {choices(self.dtype, STORAGE)}")
+            raise CovNormError(f"dtype={self.dtype!r}: choose {', '.join(STORAGE)}")
         own, _, _ = settings_of(self.method, None, None, self.options)
         if "seed" in self.options:
             raise CovNormError("seed= is one for all, splits too: give it by itself (--seed)")
