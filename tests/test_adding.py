@@ -44,10 +44,6 @@ class Steps(list):
             raise KeyboardInterrupt
 
 
-def images(name):
-    return small.decoded(parity=name == "parity")
-
-
 # ── add ───────────────────────────────────────────────────────────────────────────────────────
 
 

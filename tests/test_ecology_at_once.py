@@ -7,7 +7,6 @@ import threading
 
 import pytest
 import small_ecology as small
-import torch
 from typer.testing import CliRunner
 
 import torch_covnorm as cn
@@ -15,30 +14,10 @@ from torch_covnorm.ecology import Details, Ecology, verify
 from torch_covnorm.ecology.blobs import Blobs
 from torch_covnorm.ecology.manifest import MANIFEST
 
-SITE = "3"
-
 
 @pytest.fixture
 def ecology(tmp_path):
     return Ecology.create(tmp_path / "house", small.backbone())
-
-
-def moments(net, name):
-    torch.manual_seed(3)
-    return cn.collect(net, name, [(torch.randn(8, 3, 8, 8), torch.zeros(8))])
-
-
-def with_all_parts(ecology, name="flowers", **changes):
-    net = small.network(name, f"{name}-trained")
-    trained = net.domain(f"{name}-trained")
-    examples = {"000": b"\x89PNG and more", "001": bytes(range(256))}
-    details = Details(small.facts(71.5), moments(net, name), trained, examples)
-    ecology.put(net, {name: details}, **changes)
-    return net, details
-
-
-def state(domain):
-    return {k: v.numpy().tobytes() for k, v in domain.state_dict().items()}
 
 
 # ── at once ───────────────────────────────────────────────────────────────────────────────────

@@ -245,6 +245,7 @@ def _state_dict(merged: nn.Module, about: dict[str, Any]) -> Made:
     blob = safetensors.torch.save(state, {"covnorm": json.dumps(about, ensure_ascii=False)})
     plain = copy.deepcopy(merged)
     with _told(f"{type(merged).__name__} does not load its state dict"):
+        # Bytes that were made a moment ago, in a format that has no code to run.
         plain.load_state_dict(safetensors.torch.load(blob), assign=True)
     return blob, plain
 
