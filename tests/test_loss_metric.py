@@ -90,7 +90,19 @@ def test_at_full_rank_it_reproduces_a_and_w_whitens():
     A, x, G = problem()
     found, _ = loss_normalization(A, PCA.of(x), G, x.mean)
     torch.testing.assert_close(matrix(found), A)
-    torch.testing.assert_close(found.W @ x.covariance @ found.W.T, torch.eye(4).double())
+    torch.testing.assert_close(found.W @ x.covariance @ found.W.T, torch.eye(5).double())
+
+
+def test_a_sure_network_has_the_same_factors_as_a_doubtful_one():
+    """Gradients vanish as a network grows sure: the units in which M is tuned must not."""
+    A, x, G = problem()
+    for scale in (1e-8, 1e4):
+        found, _ = loss_normalization(A, PCA.of(x), G, x.mean, 2)
+        scaled, _ = loss_normalization(A, PCA.of(x), scale * G, x.mean, 2)
+        torch.testing.assert_close(scaled.M, found.M)
+        torch.testing.assert_close(scaled.C.abs(), found.C.abs())
+        y = x.transform(matrix(found), torch.zeros(4).double()).covariance
+        torch.testing.assert_close(found.C @ found.C.T, y)  # it colors
 
 
 def test_dead_features_and_gradients_give_no_nan():

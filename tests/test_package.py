@@ -19,9 +19,9 @@ SOURCE = ROOT / "src" / "torch_covnorm"
 # What comes before may be imported by what comes after; nothing the other way.
 FLOW = """
     version errors modulemap moments ranks normalize adapters sites domain routing mixed merge
-    records basis files network batches gradients covnorm geometric joint accounting lwf evaluation
-    progress schedules seeds snapshot loop training run methods settings adapt data backbones bare
-    prediction export ecology report cli __init__ __main__
+    records sharing basis files network batches gradients covnorm geometric joint accounting lwf
+    evaluation storage progress schedules seeds snapshot loop training run search methods
+    settings adapt data backbones bare prediction export ecology report cli __init__ __main__
 """.split()  # noqa: SIM905
 
 

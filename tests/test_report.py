@@ -252,6 +252,23 @@ def test_the_command_gives_covnorm_add_the_settings_of_the_domain(tmp_path):
     assert command_of(record, tmp_path) == []
 
 
+def test_the_page_says_what_each_precision_would_cost(tmp_path):
+    record = domain(sites={})
+    plain = write_report(made_up(record), tmp_path / "plain.html").read_text()
+    assert "Validation accuracy" not in plain
+    costs = {"float32": (602000, 95.1), "float16": (301234, 95.0), "int8": (199000, None)}
+    record["results"]["storage"] = {
+        name: {"bytes": size, "accuracy": accuracy} for name, (size, accuracy) in costs.items()
+    }
+    record["results"]["declined"] = True
+    page = unescape(write_report(made_up(record), tmp_path / "r.html").read_text())
+    rows = re.findall(r'<bdi>(float32|float16|int8)</bdi></th><td class="n">(.*?)</tr>', page)
+    assert [name for name, _ in rows] == list(costs)
+    assert ["602" in rows[0][1], "95.0" in rows[1][1], "–" in rows[2][1]] == [True] * 3
+    assert "Tuning validated worse" in page
+    assert "Tuning validated worse" not in unescape(plain)
+
+
 # ── figures ──────────────────────────────────────────────────────────────────────────────────
 
 

@@ -36,6 +36,9 @@ class Adapted:
     parameters: as `MultiDomainNetwork.num_parameters`; `account` tells more.
     moments: of A's input by site, where the method collects them.
     predicted: for metric="loss", the loss that the compression costs, with its standard error.
+    declined: tuning validated worse than what it started from, which was kept.
+    dtype: of covnorm, the precision that its numbers are rounded to; None: as they were trained.
+        `storage`: {precision: {"bytes", "accuracy"}}, what each would cost, validated.
     forgetting: for lwf. joined: for covnorm-joint, with the variance that the basis captures.
     """
 
@@ -51,6 +54,9 @@ class Adapted:
     tested: dict[str, float | None] = field(default_factory=dict)
     moments: dict[str, Moments] | None = None
     predicted: dict[str, float | None] | None = None
+    declined: bool = False
+    dtype: str | None = None
+    storage: dict[str, dict[str, Any]] | None = None
 
 
 def adapt(
@@ -92,7 +98,9 @@ def adapt(
         augment, progress: as for `fit`.
         snapshot: a folder for this run alone: killed and called again, it goes on where it was, to
             the same bits on the CPU.
-        options: settings of the method, such as variance=, rank=, preset=; see `METHODS`.
+        options: settings of the method, such as variance=, rank=, preset=; see `METHODS`. With
+            dtype= ("float32", "float16", "int8", or "smallest" with max_drop=) a domain of
+            "covnorm" ends as its file in that precision has it.
 
     "joint-svd" and "covnorm-joint" take a list of names, with loaders, classes and starts by name
     or in the same order, and return {name: Adapted}; with "covnorm-joint" one name joins an
@@ -140,6 +148,9 @@ def _result(run: Run, method: str) -> Adapted:
         run.tested,
         run.moments,
         run.predicted,
+        run.declined,
+        run.dtype,
+        run.storage,
     )
 
 

@@ -13,6 +13,7 @@ from .adapters import SharedFactors
 from .errors import CovNormError
 from .modulemap import ModuleMap
 from .moments import Moments
+from .sharing import Felt
 
 if TYPE_CHECKING:
     from .network import MultiDomainNetwork
@@ -26,7 +27,8 @@ class Basis(nn.Module):
     """W, C and mu_x at every site, once for all its domains; kept in ``net.bases``.
 
     `x` and `y` hold the global (N, mu, Sigma) of eq. 10 by site: constant storage, whatever the
-    number of domains, and all that a further domain needs. Joint SVD keeps none.
+    number of domains, and all that a further domain needs; in the metric of the loss, `felt` too.
+    Joint SVD keeps none.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Basis(nn.Module):
         x: dict[str, Moments] | None = None,
         y: dict[str, Moments] | None = None,
         settings: dict[str, Any] | None = None,
+        felt: dict[str, Felt] | None = None,
     ) -> None:
         super().__init__()
         self.name = name
@@ -45,6 +48,7 @@ class Basis(nn.Module):
         self.x = x or {}
         self.y = y or {}
         self.settings = settings or {}
+        self.felt = felt or {}
 
     def extra_repr(self) -> str:
         """What `print` shows of it."""
@@ -90,6 +94,8 @@ def packed(net: MultiDomainNetwork, basis: Basis) -> tuple[dict[str, Any], dict[
     for side, moments in (("x", basis.x), ("y", basis.y)):
         for site, m in moments.items():
             tensors.update({f"{site}/{side}/{k}": v.cpu() for k, v in m.state_dict().items()})
+    for site, felt in basis.felt.items():
+        tensors.update({f"{site}/felt/{k}": v.contiguous() for k, v in felt._asdict().items()})
     record = {
         "name": basis.name,
         "kind": basis.kind,
@@ -110,6 +116,7 @@ def unpacked(net: MultiDomainNetwork, record: dict[str, Any], tensors: dict[str,
     factors: dict[str, SharedFactors] = {}
     x: dict[str, Moments] = {}
     y: dict[str, Moments] = {}
+    felt: dict[str, Felt] = {}
     for site in record["sites"]:
         if not all(t.isfinite().all() for k, t in tensors.items() if k.startswith(f"{site}/")):
             raise CovNormError(f"site {site!r}: holds NaN or Inf")
@@ -120,7 +127,9 @@ def unpacked(net: MultiDomainNetwork, record: dict[str, Any], tensors: dict[str,
                 moments[site] = Moments(len(tensors[f"{site}/{side}/mean"]))
                 keys = moments[site].state_dict()
                 moments[site].load_state_dict({k: tensors[f"{site}/{side}/{k}"] for k in keys})
-    basis = Basis(record["name"], record["kind"], factors, x, y, record["settings"])
+        if f"{site}/felt/G" in tensors:
+            felt[site] = Felt(*(tensors[f"{site}/felt/{k}"] for k in Felt._fields))
+    basis = Basis(record["name"], record["kind"], factors, x, y, record["settings"], felt)
     if basis.fingerprint != record["fingerprint"]:
         raise CovNormError("is damaged (its fingerprint differs): restore it from a copy")
     anchor = next(net.backbone.parameters())

@@ -13,14 +13,12 @@ from torch import Tensor, nn
 from .adapters import CovNormMap, JointMap, LinearMap
 from .batches import images_of
 from .errors import CovNormError, choices
-from .gradients import GradientMoments
+from .gradients import GradientMoments, Metric, gradients_at
 from .moments import Moments
 from .network import MultiDomainNetwork
 from .normalize import PCA, MiniAdaptation, covariance_normalization, loss_normalization
 from .ranks import by_budget, by_variance, by_variance_official, check_ranks, check_threshold
 from .routing import eval_mode, stepwise
-
-Metric = Literal["variance", "loss"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def normalize_(
         x = _moments_for(site, adapter.A, moments)
         given = (ranks or {}).get(site)
         if metric == "loss":
-            G = _gradients_for(site, adapter.A, gradients)
+            G = gradients_at(site, adapter.A, gradients)
             new[site] = _in_loss(adapter.A, x, G, given, chosen.variance, site)
             continue
         new[site] = _normalized(adapter.A, x, given, chosen, site, generator)
@@ -146,27 +144,24 @@ def ranks_within(
 ) -> dict[str, tuple[int, int]]:
     """{site: (kx, ky)} that cost at most `budget` parameters in all, once M is absorbed.
 
-    With `gradients` it goes to the directions that the loss feels most.
-
-    The budget goes to the output directions of largest variance, over all sites (`by_budget`). As
-    2·d·min(kx, ky) counts the smaller rank alone, the input keeps every direction: C·M·W is then
-    the best map of its rank in the variance of y.
+    The budget goes to the output directions of largest variance, over all sites (`by_budget`), or
+    with `gradients` to those that the loss feels most. As 2·d·min(kx, ky) counts the smaller rank
+    alone, the input keeps every direction: C·M·W is then the best map of its rank in that metric.
     """
     spectra, widths = {}, {}
     for site, A in net.domain(name).maps.items():
         x = _moments_for(site, A, moments)
         if gradients is not None:
-            G = _gradients_for(site, A, gradients)
+            G = gradients_at(site, A, gradients)
             matrix = A.matrix().cpu().to(x.mean)
-            spectra[site] = loss_normalization(matrix, PCA.of(x), G, x.mean, 0)[1]
+            spectra[site] = loss_normalization(matrix, PCA.of(x), G, x.mean)[1]
             widths[site] = tuple(reversed(matrix.shape))
             continue
         y = x.transform(*(t.cpu().to(x.mean) for t in (A.matrix(), A.offset)))
         spectra[site], widths[site] = y.pca()[0], (A.factors[0].shape[1], len(y.mean))
     costs = {site: sum(widths[site]) for site in widths}
-    if gradients is not None:
-        return {s: (k, k) for s, k in by_budget(spectra, costs, budget, least=0).items()}
-    return {s: (widths[s][0], k) for s, k in by_budget(spectra, costs, budget).items()}
+    least = 1 if gradients is None else 0
+    return {s: (widths[s][0], k) for s, k in by_budget(spectra, costs, budget, least).items()}
 
 
 @torch.inference_mode(False)
@@ -195,18 +190,6 @@ def _moments_for(site: str, A: LinearMap, moments: dict[str, Moments]) -> Moment
     return x
 
 
-def _gradients_for(
-    site: str, A: LinearMap, gradients: Mapping[str, GradientMoments] | None
-) -> Tensor:
-    found = (gradients or {}).get(site)
-    if found is None or found.d != len(A.bias):
-        raise CovNormError(
-            f"site {site!r}: metric='loss' needs gradients of {len(A.bias)} channels: "
-            "cn.collect_gradients them"
-        )
-    return found.second().cpu()
-
-
 def _check_metric(metric: str, gradients: Any, M: str | None, preset: str) -> None:
     if metric not in get_args(Metric):
         raise CovNormError(f"metric={metric!r}: {choices(metric, get_args(Metric))}")
@@ -229,9 +212,9 @@ def _in_loss(
     if not (A.isfinite().all() and b.isfinite().all()):
         raise CovNormError(f"site {site!r}: A holds NaN or Inf: train the domain anew")
     x, mu_y = PCA.of(moments), A @ moments.mean + b
-    k = ranks[0] if ranks else by_variance(loss_normalization(A, x, G, mu_y, 0)[1], t)
-    check_ranks(k, k if ranks is None else ranks[1], A.shape[1], len(A), site, least=0)
-    return CovNormMap.from_factors(old.spatial, loss_normalization(A, x, G, mu_y, k)[0])
+    kx, ky = ranks or (len(x.E), by_variance(loss_normalization(A, x, G, mu_y)[1], t))
+    check_ranks(kx, ky, A.shape[1], len(A), site, least=0)
+    return CovNormMap.from_factors(old.spatial, loss_normalization(A, x, G, mu_y, ky, kx)[0])
 
 
 def _normalized(

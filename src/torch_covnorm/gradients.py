@@ -15,12 +15,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .adapters import LinearMap
 from .batches import images_of, labels_of
 from .errors import CovNormError, choices
 from .moments import Moments
 from .network import MultiDomainNetwork
 from .routing import eval_mode, stepwise
 
+Metric = Literal["variance", "loss"]
 Labels = Literal["model", "given"]
 PARTS = 4
 
@@ -89,6 +91,19 @@ class GradientMoments:
         for i, part in enumerate(self.parts):
             own = part.state_dict()
             part.load_state_dict({k: state[f"{i}/{k}"] for k in own})
+
+
+def gradients_at(
+    site: str, A: LinearMap, gradients: Mapping[str, GradientMoments] | None
+) -> Tensor:
+    """G (d_out, d_out) of a site, for its A."""
+    found = (gradients or {}).get(site)
+    if found is None or found.d != len(A.bias):
+        raise CovNormError(
+            f"site {site!r}: metric='loss' needs gradients of {len(A.bias)} channels: "
+            "cn.collect_gradients them"
+        )
+    return found.second().cpu()
 
 
 def predicted_loss(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -19,10 +19,12 @@ from .basis import Basis
 from .domain import Domain, check_name
 from .errors import CovNormError, choices
 from .geometric import full_maps, joint_svd
+from .gradients import GradientMoments, Metric, gradients_at
 from .moments import Moments
 from .network import MultiDomainNetwork
-from .normalize import PCA, MiniAdaptation, color, mini_adaptation, whiten
-from .ranks import by_variance, check_ranks, check_threshold, rank_of
+from .normalize import MiniAdaptation, mini_adaptation
+from .ranks import check_threshold, rank_of
+from .sharing import Felt, all_felt, captured, factors_of, felt_by, pooled
 
 Count = Literal["positions", "images"]
 Maps = dict[str, dict[str, JointMap]]  # by domain, by site
@@ -58,6 +60,8 @@ def join_(
     basis: str = "joint",
     count: Count | None = None,
     grow: float | None = 0.95,
+    metric: Metric | None = None,
+    gradients: Mapping[str, Mapping[str, GradientMoments]] | None = None,
     generator: torch.Generator | None = None,
 ) -> Joined:
     """Let domains share one C and W a site (eq. 8 with the PCAs of eq. 10); each keeps an M.
@@ -74,6 +78,9 @@ def join_(
         grow: a domain of which an existing basis captures less than this, at any site, makes it
             grow: C and W anew from the moments of all. The M's of earlier domains then stand for
             what they stood for as well as the new basis can, and want tuning. None: never.
+        metric: "variance" (the paper), or "loss": C and W are of the directions that the domains'
+            losses feel most, on the mean (`loss_color`, `loss_whiten`), and t is a share of that.
+            It needs `gradients`: {domain: {site: …}}, from `collect_gradients`.
 
     M trains afterwards, with the constant, the norms and the head; C and W are frozen. A domain
     that leaves a basis (`absorb_`) stays in its moments. All is computed first; on an error the
@@ -81,36 +88,47 @@ def join_(
     """
     names = [names] if isinstance(names, str) else list(names)
     old: Basis | None = net.bases[basis] if check_name(basis) in net.bases else None
-    settings = join_settings(old, variance, count, names)
+    settings = join_settings(old, variance, count, names, metric)
     _check_joinable(net, names, old)
+    in_loss = settings["metric"] == "loss"
+    if gradients is not None and not in_loss:
+        raise CovNormError("gradients= are for metric='loss': give that too")
     maps = {name: _maps(net.domain(name)) for name in names}
     settings["ranks"] |= given_ranks(ranks or {}, maps[names[0]])
     x, y = {}, {}
     for name in names:
         x[name] = _moments_of(moments, name, maps[name], settings["count"])
         y[name] = {s: x[name][s].transform(A.matrix(), A.offset) for s, A in maps[name].items()}
-    all_x = _pooled(old.x if old else {}, x)
-    all_y = _pooled(old.y if old else {}, y)
+    all_x, all_y = pooled(old.x if old else {}, x), pooled(old.y if old else {}, y)
+    felt: dict[str, dict[str, Felt]] = {}
+    for name in names if in_loss else ():
+        at = {s: gradients_at(s, A, (gradients or {}).get(name)) for s, A in maps[name].items()}
+        felt[name] = {s: felt_by(A.matrix(), at[s], x[name][s].n) for s, A in maps[name].items()}
+    total = all_felt(old.felt if old else {}, felt)
+    G = {s: f.G / all_x[s].n for s, f in total.items()}
 
     factors = dict(old.factors.items()) if old else {}
-    captured = {n: _captured(factors, x[n], y[n]) for n in names}
-    shares = [share for sites in captured.values() for pair in sites.values() for share in pair]
+    found = {n: captured(factors, x[n], y[n], felt.get(n), G) for n in names}
+    shares = [share for sites in found.values() for pair in sites.values() for share in pair]
     renew = old is None or (grow is not None and min(shares) < grow)
     if renew:
-        factors = _factors(all_x, all_y, settings["variance"], settings["ranks"], maps[names[0]])
+        factors = {
+            s: factors_of(all_x[s], all_y[s], total.get(s), settings, s, A.bias)
+            for s, A in maps[names[0]].items()
+        }
     if old is None:
-        captured = {n: _captured(factors, x[n], y[n]) for n in names}
+        found = {n: captured(factors, x[n], y[n], felt.get(n), G) for n in names}
     new: Maps = {
-        n: {s: _map(A, factors[s], x[n][s], M, generator) for s, A in maps[n].items()}
+        n: {s: _map(A, factors[s], x[n][s], M, generator, G.get(s)) for s, A in maps[n].items()}
         for n in names
     }
     if renew:
         for name, domain in net.domains.items():
             if old is not None and domain.basis == basis and name not in new:
-                new[name] = {s: _moved(A, factors[s]) for s, A in _maps(domain).items()}
-    net.bases[basis] = Basis(basis, "covnorm", factors, all_x, all_y, settings)
+                new[name] = {s: _moved(A, factors[s], G.get(s)) for s, A in _maps(domain).items()}
+    net.bases[basis] = Basis(basis, "covnorm", factors, all_x, all_y, settings, total)
     _adopt_(net, new, basis)
-    return Joined(basis, net.basis(basis).ranks, captured, old is not None and renew, tuple(new))
+    return Joined(basis, net.basis(basis).ranks, found, old is not None and renew, tuple(new))
 
 
 @torch.inference_mode(False)
@@ -148,62 +166,13 @@ def join_svd_(
     return net.basis(basis)
 
 
-def captured_share(Q: Tensor, Sigma: Tensor) -> float:
-    """How much of a covariance (d, d) the directions Q (d, k), orthogonal, hold: tr QᵀΣQ / tr Σ."""
-    total = float(Sigma.trace())
-    Q = Q / Q.norm(dim=0)
-    return float((Q * (Sigma @ Q)).sum()) / total if total > 0 else 1.0
-
-
-def _captured(
-    factors: Mapping[str, SharedFactors], x: Mapping[str, Moments], y: Mapping[str, Moments]
-) -> dict[str, tuple[float, float]]:
-    out = {}
-    for site, shared in factors.items():
-        assert shared.C is not None
-        W, C = shared.W.to(x[site].mean), shared.C.to(x[site].mean)
-        out[site] = (
-            captured_share(W.T, x[site].covariance),
-            captured_share(C, y[site].covariance),
-        )
-    return out
-
-
-def _pooled(
-    before: Mapping[str, Moments], parts: Mapping[str, Mapping[str, Moments]]
-) -> dict[str, Moments]:
-    """Eq. 10 at every site: the moments of all domains' rows together."""
-    pooled = dict(before)
-    for by_site in parts.values():
-        for site, m in by_site.items():
-            pooled[site] = pooled[site].merge(m) if site in pooled else m.weighted(m.n)
-    return pooled
-
-
-def _factors(
-    x: Mapping[str, Moments],
-    y: Mapping[str, Moments],
-    t: float,
-    ranks: Mapping[str, Sequence[int]],
-    like: Mapping[str, LinearMap],
-) -> dict[str, SharedFactors]:
-    """W and C (eq. 7) of the global PCAs."""
-    out = {}
-    for site in x:
-        of_x, of_y = PCA.of(x[site]), PCA.of(y[site])
-        kx, ky = ranks.get(site) or (by_variance(of_x.E, t), by_variance(of_y.E, t))
-        check_ranks(kx, ky, len(of_x.E), len(of_y.E), site)
-        parts = (whiten(of_x, kx), color(of_y, ky), of_x.mu)
-        out[site] = SharedFactors(*(p.to(like[site].bias) for p in parts))
-    return out
-
-
 def _map(
     old: LinearMap,
     shared: SharedFactors,
     x: Moments,
     M: MiniAdaptation | Literal["none"],
     generator: torch.Generator | None,
+    G: Tensor | None,
 ) -> JointMap:
     """The domain's own part: M, and the constant that gives its output the right mean."""
     A, b = (t.to(x.mean) for t in (old.matrix(), old.offset))
@@ -214,18 +183,19 @@ def _map(
         mini = map_.M.to(C)
     else:
         map_ = JointMap(old.spatial, len(C), shared)
-        mini = mini_adaptation(M, A, W, C, x.covariance, generator)
+        mini = mini_adaptation(M, A, W, C, x.covariance, generator, G)
     bias = A @ x.mean + b - C @ (mini @ (W @ (x.mean - mu)))
     return _filled(map_, mini, bias.to(old.bias))
 
 
-def _moved(old: JointMap, shared: SharedFactors) -> JointMap:
+def _moved(old: JointMap, shared: SharedFactors, G: Tensor | None) -> JointMap:
     """A domain's map on a new basis: the nearest M, and the same output at the basis's mean."""
     A, b = (t.cpu().double() for t in (old.matrix(), old.offset))
     assert shared.C is not None
     new = type(old)(old.spatial, len(shared.C), shared)
     W, C, mu = (t.cpu().double() for t in (shared.W, shared.C, shared.mu_x))
-    return _filled(new, mini_adaptation("closed-form", A, W, C), (A @ mu + b).to(old.bias))
+    mini = mini_adaptation("closed-form", A, W, C, G=G)
+    return _filled(new, mini, (A @ mu + b).to(old.bias))
 
 
 def _filled(map_: JointMap, M: Tensor, bias: Tensor) -> JointMap:
@@ -266,13 +236,18 @@ def given_ranks(ranks: Mapping[str, tuple[int, int]], sites: Iterable[str]) -> d
 
 
 def join_settings(
-    old: Basis | None, variance: float | None, count: Count | None, names: Sequence[str]
+    old: Basis | None,
+    variance: float | None,
+    count: Count | None,
+    names: Sequence[str],
+    metric: Metric | None = None,
 ) -> dict[str, Any]:
     """The basis's own settings; a second join may not change them."""
-    given = {"variance": variance, "count": count}
+    given = {"variance": variance, "count": count, "metric": metric}
     if old is not None and old.kind != "covnorm":
         raise CovNormError(f"basis {old.name!r} is of joint SVD: give another name as basis=")
-    settings: dict[str, Any] = {"variance": 0.99, "count": "positions", "ranks": {}}
+    settings: dict[str, Any] = {"variance": 0.99, "count": "positions", "metric": "variance"}
+    settings["ranks"] = {}
     settings |= copy.deepcopy(old.settings) if old else {}
     for key, value in given.items():
         if old is not None and value is not None and value != settings[key]:
@@ -284,6 +259,8 @@ def join_settings(
     check_threshold(settings["variance"])
     if settings["count"] not in ("positions", "images"):
         raise CovNormError(f"count={count!r}: {choices(count, ('positions', 'images'))}")
+    if settings["metric"] not in get_args(Metric):
+        raise CovNormError(f"metric={metric!r}: {choices(metric, get_args(Metric))}")
     return settings
 
 

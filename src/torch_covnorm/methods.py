@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,15 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from .covnorm import absorb_, normalize_
-from .errors import CovNormError
-from .evaluation import evaluate
 from .geometric import svd_
 from .gradients import predicted_loss
 from .joint import join_, join_svd_
 from .lwf import OldAnswers, distillation, forgetting, fork_
-from .moments import Moments
-from .ranks import smallest
 from .run import Run
+from .search import smallest_file
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ def _svd(run: Run) -> None:
 
 def _svd_fta(run: Run) -> None:
     _svd(run)
-    run.fit("tune", run.tuning)
+    run.tune()
 
 
 def _normalise(run: Run, **fixed: Any) -> bool:
@@ -101,8 +97,11 @@ def _normalise(run: Run, **fixed: Any) -> bool:
     trained = {site: A.matrix().detach() for site, A in run.domain.maps.items()}
     with run.timed("normalize"):
         if run.options.get("max_drop") is not None:
-            metric = {k: v for k, v in given.items() if k in ("metric", "gradients")}
-            given["budget"] = _least_budget(run, moments, run.options["max_drop"], metric)
+
+            def compress(budget: int) -> None:
+                normalize_(run.net, run.name, moments, **(given | {"budget": budget}))
+
+            given["budget"], run.dtype = smallest_file(run, run.options["max_drop"], compress)
             if given["budget"] is None:
                 shapes = {site: A.factors[0].shape for site, A in run.domain.maps.items()}
                 run.ranks = {site: (d_in, d_out) for site, (d_out, d_in) in shapes.items()}
@@ -114,56 +113,26 @@ def _normalise(run: Run, **fixed: Any) -> bool:
     return True
 
 
-def _least_budget(
-    run: Run, moments: dict[str, Moments], drop: float, metric: dict[str, Any]
-) -> int | None:
-    """The smallest budget that keeps the validation accuracy within `drop` points of A's own.
-
-    Bisection over 32 budgets from one direction a site to A's own parameters; M is in closed form,
-    so nothing is trained in between. None: A itself is the smallest.
-    """
-    val, trained = run.val, run.domain
-    if val is None:
-        raise CovNormError(f"domain {run.name!r}: max_drop= needs validation data")
-    goal = (evaluate(run.net, run.name, val).accuracy or 0.0) - drop
-    shapes = [A.factors[0].shape for A in trained.maps.values()]
-    low, high = sum(map(sum, shapes)), sum(a * b for a, b in shapes)
-    budgets = [round(low * (max(high, low) / low) ** (i / 31)) for i in range(32)]
-
-    asked = 0
-
-    def good(budget: int | None) -> bool:
-        nonlocal asked
-        asked += 1
-        run.tell("normalize", asked, 6)  # 33 sizes halved
-        run.net.domains[run.name] = copy.deepcopy(trained)
-        normalize_(run.net, run.name, moments, budget=budget, **metric)
-        return (evaluate(run.net, run.name, val).accuracy or 0.0) >= goal
-
-    try:
-        return smallest([*budgets, None], good)
-    finally:
-        run.net.domains[run.name] = trained
-
-
 def _pca_fta(run: Run) -> None:
     _normalise(run, M="identity", tune="all")
     absorb_(run.net, run.name)
     run.note("normalize")
-    run.fit("tune", run.tuning)
+    run.tune()
 
 
 def _covnorm(run: Run) -> None:
+    run.dtype = run.options["dtype"]
     smaller = _normalise(run)
     run.note("normalize")
-    if not smaller:
-        return
-    if run.options["preset"] == "official-code":
-        _tune_as_published(run)
-    else:
-        run.fit("tune", run.tuning)
-    with run.timed("absorb"):
-        absorb_(run.net, run.name)
+    if smaller:
+        if run.options["preset"] == "official-code":
+            with run.may_decline():
+                _tune_as_published(run)
+        else:
+            run.tune()
+        with run.timed("absorb"):
+            absorb_(run.net, run.name)
+    run.round()
 
 
 def _tune_as_published(run: Run) -> None:
@@ -191,7 +160,7 @@ def _joint_svd(runs: Sequence[Run]) -> None:
     for run in runs:
         run.ranks = {site: kx for site, (kx, _) in found.ranks.items()}
         run.note("normalize")
-        run.fit("tune", run.tuning)
+        run.tune()
 
 
 def _covnorm_joint(runs: Sequence[Run]) -> None:
@@ -201,8 +170,11 @@ def _covnorm_joint(runs: Sequence[Run]) -> None:
     for run in new:
         run.add_trained()
     moments = {run.name: run.collect() for run in new}
-    names = ("variance", "ranks", "M", "count", "basis")
+    names = ("variance", "ranks", "M", "count", "basis", "metric")
     given = {k: options[k] for k in names if options[k] is not None}
+    old = dict(net.bases.items()).get(options["basis"])
+    if "loss" in (options["metric"], old and old.settings.get("metric")):
+        given["gradients"] = {run.name: run.collect_gradients() for run in new}
     done = None
     if new:
         with runs[0].timed("normalize"):
@@ -211,7 +183,7 @@ def _covnorm_joint(runs: Sequence[Run]) -> None:
         run.joined, run.ranks = done, dict(net.basis(options["basis"]).ranks)
         run.note("normalize")
         if done is None or run.name in done.retune:
-            run.fit("tune", run.tuning)
+            run.tune()
 
 
 _RANK = {"rank": 0.25}  # 2 r d = half of A, the paper's 5 % against RA's 10 %
@@ -246,6 +218,7 @@ METHODS: dict[str, Method] = {
             **_BY_VARIANCE,
             "budget": None,
             "max_drop": None,
+            "dtype": None,
             "metric": None,
             "M": None,
             "tune": None,
@@ -261,7 +234,14 @@ METHODS: dict[str, Method] = {
     "covnorm-joint": Method(
         "several domains share C and W, each has its M",
         _covnorm_joint,
-        {**_BY_VARIANCE, "M": None, "basis": "joint", "count": None, "grow": 0.95},
+        {
+            **_BY_VARIANCE,
+            "M": None,
+            "metric": None,
+            "basis": "joint",
+            "count": None,
+            "grow": 0.95,
+        },
         joint=True,
     ),
 }

@@ -6,6 +6,7 @@ A run seeds the random numbers stage by stage; `adapt` keeps the caller's.
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
@@ -30,7 +31,8 @@ from .network import MultiDomainNetwork
 from .progress import Progress, Report
 from .schedules import Training
 from .seeds import seed_all, seed_loader
-from .snapshot import Snapshot, load_moments, save_moments
+from .snapshot import Snapshot, load_moments, restore_, save_moments, tensors_of
+from .storage import PRECISIONS, as_stored, round_, storage_of
 from .training import fit
 
 
@@ -61,6 +63,9 @@ class Run:
     forgetting: dict[str, float] | None = None
     joined: Joined | None = None
     predicted: dict[str, float | None] | None = None
+    declined: bool = False
+    dtype: str | None = None
+    storage: dict[str, dict[str, Any]] | None = None
 
     @property
     def domain(self) -> Domain:
@@ -122,6 +127,43 @@ class Run:
         self.stages[stage] = done.accuracy
         self._test(stage)
 
+    def tune(self) -> None:
+        """The stage behind the compression, which may decline."""
+        with self.may_decline():
+            self.fit("tune", self.tuning)
+
+    @contextlib.contextmanager
+    def may_decline(self) -> Iterator[None]:
+        """What is trained inside stays if it validates at least as well as what was there.
+
+        Both are measured as their files would have them, in the run's `dtype`.
+        """
+        if self.val is None:
+            yield
+            return
+        before = {k: t.clone() for k, t in tensors_of(self.domain).items()}
+        was = self._validated()
+        yield
+        if not self._validated() >= was:
+            restore_(self.domain, before)
+            self.declined = True
+
+    def _validated(self) -> float:
+        """Accuracy, or less loss where the labels have none; of what no file could hold, −∞."""
+        assert self.val is not None
+        floats = (t for t in tensors_of(self.domain).values() if t.is_floating_point())
+        if not all(t.isfinite().all() for t in floats):
+            return -math.inf
+        with as_stored(self.net, self.name, self.dtype):
+            found = evaluate(self.net, self.name, self.val)
+        return -found.loss if found.accuracy is None else found.accuracy
+
+    def round(self) -> None:
+        """Keep what each precision would cost; then be what the file in `dtype` will hold."""
+        if self.dtype is not None:
+            self.storage = storage_of(self.net, self.name, self.val)
+            round_(self.net, self.name, PRECISIONS[self.dtype])
+
     def collect(self) -> dict[str, Moments]:
         """The moments of A's input; a stage of its own in the snapshot."""
         folder = None if self.snapshot is None else self.snapshot / "moments"
@@ -138,7 +180,11 @@ class Run:
         return moments
 
     def collect_gradients(self) -> dict[str, GradientMoments]:
-        """E[g gᵀ] at A's output, for the metric of the loss; a stage of its own in the snapshot."""
+        """E[g gᵀ] at A's output, for the metric of the loss; a stage of its own in the snapshot.
+
+        Of the validation images, where there are any: of its training images a network is so sure
+        that all but a few have no gradient.
+        """
         settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": "gradients"}
         saved = None if self.snapshot is None else Snapshot(self.snapshot / "gradients", settings)
         with self.timed("gradients"):
@@ -148,6 +194,7 @@ class Run:
                     g.load_state_dict(state[site])
                 return found
             images = self.train if self.statistics is None else self.statistics
+            images = images if self.val is None else self.val
             seed_loader(images, self.training.seed, "gradients")
             watched = self._watched("gradients", images)
             found = collect_gradients(self.net, self.name, watched, seed=self.training.seed)

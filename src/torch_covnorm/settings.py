@@ -16,6 +16,7 @@ from .network import MultiDomainNetwork
 from .normalize import MiniAdaptation
 from .ranks import check_budget, check_threshold, rank_of
 from .schedules import Training, training_of
+from .storage import PRECISIONS, SMALLEST
 
 
 def settings_of(
@@ -64,6 +65,7 @@ def _check(own: dict[str, Any]) -> None:
         "adapter": tuple(k for k in KINDS if k != "batchnorm"),
         "preset": (None, *PRESETS),
         "metric": (None, *get_args(Metric)),
+        "dtype": (None, *PRECISIONS, SMALLEST),
     }
     for key, value in own.items():
         if key in words and value not in words[key]:
@@ -82,13 +84,25 @@ def _check(own: dict[str, Any]) -> None:
         check_threshold(own["variance"])
     if own.get("max_drop") is not None and not own["max_drop"] >= 0:
         raise CovNormError(f"max_drop={own['max_drop']}: give points of accuracy, 0 or more")
+    closed = own.get("M") in (None, "closed-form") and own.get("preset") != "official-code"
+    if own.get("max_drop") is not None and not closed:
+        raise CovNormError(
+            "max_drop= measures an M in closed form: leave out M= and preset=, or choose the ranks "
+            "by variance= or budget="
+        )
+    if own.get("dtype") == SMALLEST and own.get("max_drop") is None:
+        raise CovNormError(
+            f"dtype={SMALLEST!r} needs max_drop=, the points of accuracy that it may cost: give "
+            f"that, or choose {', '.join(PRECISIONS)}"
+        )
     if "rank" in own:
         rank_of(own["rank"], 8, 8)
 
 
 def check_for(net: MultiDomainNetwork, names: Sequence[str], own: dict[str, Any]) -> None:
     """Refuse now what this network would refuse behind the training."""
-    if own.get("metric") == "loss" and (own["M"] or own["preset"] or own["ranks"]):
+    alone = "preset" in own  # joint mode takes ranks, and any M
+    if alone and own["metric"] == "loss" and (own["M"] or own["preset"] or own["ranks"]):
         raise CovNormError("metric='loss' chooses ranks and M itself: leave out M, preset, ranks")
     if own.get("budget") is not None and own.get("metric") != "loss":
         maps = [a.A for a in net.fresh_adapters(str(own["adapter"])).values() if a.A is not None]
@@ -98,4 +112,4 @@ def check_for(net: MultiDomainNetwork, names: Sequence[str], own: dict[str, Any]
     if basis is not None and check_name(basis) in net.bases:
         if "rank" in own:
             raise CovNormError(f"basis {basis!r} exists already: give another name as basis=")
-        join_settings(net.basis(basis), own["variance"], own["count"], names)
+        join_settings(net.basis(basis), own["variance"], own["count"], names, own["metric"])

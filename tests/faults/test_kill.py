@@ -120,6 +120,8 @@ STAGES = {
         ("parity", "tune", 0, 3),
     ],
     "published": [("digits", "tune-M", 0, 1), ("digits", "tune-M", 0, 3)],
+    "smallest": [("digits", "normalize", 0, 7), ("digits", "tune", 0, 2)],
+    "declined": [("digits", "tune", 0, 2)],
 }
 
 
@@ -173,6 +175,11 @@ def test_a_finished_run_called_again_gives_the_same_bytes(expected, tmp_path):
     places: list = []
     worker.adapt("covnorm", places.append, snapshot=tmp_path / "snapshot")
     assert not places, "no stage is run again, and no image is read"
+
+
+def test_tuning_that_was_declined_has_left_no_bit(expected, tmp_path):
+    assert expected("declined") == expected("declined", tuning={"epochs": 0})
+    assert expected("declined") != expected("declined", tuning={"epochs": 1}), "a control"
 
 
 # ── controls ──────────────────────────────────────────────────────────────────────────────────

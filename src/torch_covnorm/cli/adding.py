@@ -19,6 +19,7 @@ from ..ecology.joining import METHOD as JOINT
 from ..ecology.joining import join as join_domains
 from ..errors import CovNormError
 from ..methods import METHODS
+from ..storage import SMALLEST
 from .options import (
     Device,
     Json,
@@ -45,6 +46,14 @@ Norms = Annotated[
 ]
 Batch = Annotated[int, typer.Option(min=2, help="Images a step.")]
 Dtype = Annotated[str, typer.Option(help="Of the stored numbers: float32, float16 or int8.")]
+Chosen = Annotated[
+    str | None,
+    typer.Option(
+        help="Of the stored numbers: float32, float16, int8, or smallest: whichever makes the "
+        "smallest file within --max-drop. The default with it; else float16.",
+        show_default=False,
+    ),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Forget unfinished work; begin anew.")]
 Settings = Annotated[
     list[str] | None,
@@ -60,7 +69,8 @@ Variance = Annotated[
 ]
 
 
-RULES = {"variance", "budget", "max_drop", "ranks", "preset"}
+RULES = {"variance", "budget", "max_drop", "ranks", "preset", "M"}  # none: the default one
+MAX_DROP = 0.5  # points of validation accuracy, where no rule is given
 
 
 def init(
@@ -105,8 +115,8 @@ def add(
     max_drop: Annotated[
         float | None,
         typer.Option(
-            help="Ranks: the smallest adapter that loses at most so many points of validation "
-            "accuracy before it is tuned. The default, with 1.",
+            help="Ranks and dtype: the smallest file that loses at most so many points of "
+            "validation accuracy. The default, with 0.5.",
             show_default=False,
         ),
     ] = None,
@@ -130,7 +140,7 @@ def add(
     fit: Annotated[str, typer.Option(help="squash: the whole image; crop: its middle.")] = "squash",
     flip: Annotated[bool, typer.Option("--flip", help="Train on mirrored images too.")] = False,
     shift: Annotated[int, typer.Option(min=0, help="Train on images shifted so far.")] = 0,
-    dtype: Dtype = "float16",
+    dtype: Chosen = None,
     settings: Settings = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at an unreadable image.")] = False,
     limit: Annotated[
@@ -154,7 +164,7 @@ def add(
 
     covnorm add flowers photos/ --budget 0.01        adapters of 1 % of the backbone
 
-    covnorm add defects parts.csv --max-drop 0.5     the smallest that loses half a point
+    covnorm add defects parts.csv --max-drop 2       the smallest file that loses two points
 
     covnorm add flowers photos/ --metric loss        ranks by what the loss feels
 
@@ -176,12 +186,16 @@ def add(
         options["budget"] = int(budget * ecology.backbone["parameters"])
     options |= pairs(settings or [])
     augment = Augment(padding=shift, fill="reflect", flip=0.5 * flip) if flip or shift else None
-    how, device = How(method, options, batch, augment, dtype, seed), check_device(device)
+    by_default = method == "covnorm" and not RULES & set(options)
+    rule = {"max_drop": MAX_DROP} if by_default else {}
+    chosen = dtype or (SMALLEST if "max_drop" in {**options, **rule} else "float16")
+    how = How(method, {**options, **rule}, batch, augment, chosen, seed)
+    device = check_device(device)
     source = read_source(images, seed=seed)
     _show_source(screen, source)
-    if method == "covnorm" and not RULES & set(options):
-        rule = {"max_drop": 1.0} if "val" in source.splits else {"variance": 0.99}
-        how = dataclasses.replace(how, options={**options, **rule})
+    if by_default and "val" not in source.splits:
+        rule = {"variance": 0.99}
+        how = dataclasses.replace(how, options={**options, **rule}, dtype=dtype or "float16")
     with screen.telling() as tell:
         tell.stage("decode", f"{_count(source):,} images, once; kept in the ecology's cache")
         data = decode_for(

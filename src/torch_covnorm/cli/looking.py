@@ -62,7 +62,7 @@ def list_(where: Where = None, json: Json = False, quiet: Quiet = False) -> None
 
 
 def show(name: Name, where: Where = None, json: Json = False, quiet: Quiet = False) -> None:
-    """Show a domain: accuracy by stage, sizes, ranks and η = k_y/k_x a layer, spectra, history.
+    """Show a domain: accuracy by stage, sizes, ranks and η = k_y/k_x a layer, storage, history.
 
     covnorm show flowers
     """
@@ -94,6 +94,12 @@ def _shown(ecology: Ecology, name: str, facts: dict[str, Any]) -> list[Any]:
     columns = ("parameters", "", *(f"of {k}" for k in results["denominators"]))
     shown += [table("sizes", columns, shares)]
     shown += [", ".join(f"{k}: {n:,}" for k, n in results["denominators"].items())]
+    if results.get("storage"):
+        costs = [
+            (f"{name}{', as it is' * (name == results['dtype'])}", size(c["bytes"]), c["accuracy"])
+            for name, c in results["storage"].items()
+        ]
+        shown += [table("storage", ("stored as", "file", "validation accuracy %"), costs)]
     lines = [
         (e["time"], e["what"], e["method"], e["accuracy"], e["parameters"])
         for e in facts["history"]
@@ -115,7 +121,8 @@ def _rank_row(results: dict[str, Any], site: str) -> tuple[Any, ...]:
     kx, ky = results["ranks"][site]
     spectra = results["spectra"].get(site)
     need = [_needed(spectra[k], 2 if k == "A" else 1) for k in "xyA"] if spectra else [None] * 3
-    return (site, results["widths"][site], kx, ky, f"{ky / kx:.2f}", *need)
+    ratio = f"{ky / kx:.2f}" if kx else None  # nothing but a constant is left there
+    return (site, results["widths"][site], kx, ky, ratio, *need)
 
 
 def _needed(values: list[float], power: int) -> int:

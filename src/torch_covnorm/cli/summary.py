@@ -32,6 +32,8 @@ def added(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> dict[str, An
             "backbone": backbone["parameters"],
         },
         "bytes": entry.bytes,
+        "dtype": results["dtype"],
+        "declined": results["declined"],
         "unreadable": facts["source"]["left_out"],
         "duplicates": facts["source"]["twice"],
         "ranks": results["ranks"],
@@ -52,6 +54,8 @@ def stages_table(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> list[
         f"file     {size(entry.bytes)} ({results['dtype']}; norms, head and record too): "
         f"{entry.bytes / backbone['bytes']:.2%} of the backbone's {size(backbone['bytes'])}",
     ]
+    if results.get("declined"):
+        lines.append("note: tuning validated worse than no tuning, so the untuned one is kept")
     if results.get("whole"):
         n = facts["source"]["images"].get("val", 0)
         lines.append(

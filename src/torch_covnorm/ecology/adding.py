@@ -25,6 +25,7 @@ from ..progress import Telling
 from ..schedules import plain
 from ..seeds import random_numbers_kept
 from ..settings import check_for, settings_of
+from ..storage import PRECISIONS, SMALLEST, round_, storage_of, stored_bytes
 from . import measure
 from .store import Details, Ecology
 from .work import unfinished, workplace
@@ -32,7 +33,6 @@ from .work import unfinished, workplace
 TRAINED_BY = {"residual": "ra", "parallel": "parallel", "conv": "dan"}  # a full A of this kind
 FULL = set(TRAINED_BY.values())
 STAGES = ("train", "collect", "normalize", "tune")
-STORAGE = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
 LISTED = 1000  # files that a domain's details name
 
 
@@ -41,7 +41,8 @@ class How:
     """How a domain is made: the method with its options, training, what is stored.
 
     options: of the method (variance=, budget=, …) and of its training (epochs=, lr=, …), as
-        `adapt` takes them. dtype: "float32", "float16", or "int8" for matrices with a scale a row.
+        `adapt` takes them. dtype: "float32", "float16", "int8" for matrices with a scale a row, or
+        for "covnorm" with max_drop= the "smallest" of them that keeps to it.
     """
 
     method: str = "covnorm"
@@ -52,18 +53,26 @@ class How:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.dtype not in STORAGE:
-            raise CovNormError(f"dtype={self.dtype!r}: choose {', '.join(STORAGE)}")
-        own, _, _ = settings_of(self.method, None, None, self.options)
+        known = ", ".join(PRECISIONS)
+        if self.dtype not in (*PRECISIONS, SMALLEST):
+            raise CovNormError(f"dtype={self.dtype!r}: choose {known}, or {SMALLEST}")
         if "seed" in self.options:
             raise CovNormError("seed= is one for all, splits too: give it by itself (--seed)")
+        if "dtype" in self.options:
+            raise CovNormError("dtype= is of what is stored: give it by itself (--dtype)")
+        own, _, _ = settings_of(self.method, None, None, self.given)
+        if self.dtype == SMALLEST and "dtype" not in own:
+            raise CovNormError(
+                f"dtype={SMALLEST!r} is for method 'covnorm' with max_drop: choose {known}"
+            )
         if own.get("adapter", "residual") not in TRAINED_BY:
             raise CovNormError(f"adapter={own['adapter']!r}: {choices(own['adapter'], TRAINED_BY)}")
 
     @property
-    def storage(self) -> torch.dtype:
-        """As torch knows it."""
-        return STORAGE[self.dtype]
+    def given(self) -> dict[str, Any]:
+        """The options, and with them the dtype where it is the method's to choose or to keep."""
+        known = METHODS[self.method].options if self.method in METHODS else ()
+        return {**self.options, "dtype": self.dtype} if "dtype" in known else self.options
 
     def record(self) -> dict[str, Any]:
         """As plain JSON."""
@@ -120,7 +129,8 @@ def add(
         facts = {**details.facts, "source": {**_balance(data), **(source or {})}}
         facts["history"] = [*_history(ecology, name), event("add", how.method, facts["results"])]
         tell.stage("store", "its tensors, results and statistics go into the ecology")
-        ecology.put(net, {name: _with(details, facts)}, how.storage, replace)
+        dtype = PRECISIONS[facts["results"]["dtype"]]
+        ecology.put(net, {name: _with(details, facts)}, dtype, replace)
     return facts
 
 
@@ -162,7 +172,7 @@ class _Running:
             kind = TRAINED_BY[str(own["adapter"])]
             start = "trained" if self.name != "trained" else "trained-a"
             done.append(self._adapt(start, kind, {"training": first}, None))
-        done.append(self._adapt(self.name, how.method, how.options, start))
+        done.append(self._adapt(self.name, how.method, how.given, start))
         last = done[-1]
         trained = self.net.domain(start) if start is not None else None
         moments = last.moments
@@ -171,8 +181,11 @@ class _Running:
             moments = collect(self.net, self.name, self.batches("train", told=True) or [])
         as_trained = trained if trained is not None else self.net.domain(self.name)
         spectra = measure.spectra(as_trained, moments) if moments else {}
-        measure.round_(self.net, self.name, how.storage)
-        results, pictures = self._results(before, done)
+        stored = {"dtype": last.dtype or how.dtype, "storage": last.storage}
+        if last.storage is None:
+            stored["storage"] = storage_of(self.net, self.name, self.batches("val"))
+        round_(self.net, self.name, PRECISIONS[str(stored["dtype"])])
+        results, pictures = self._results(before, done, stored)
         facts = {
             "method": how.method,
             "settings": how.record(),
@@ -201,9 +214,10 @@ class _Running:
         return done
 
     def _results(
-        self, before: float, done: list[Adapted]
+        self, before: float, done: list[Adapted], stored: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, bytes]]:
         how, part, classes = self.how, self.data.splits[self.held_out], self.data.classes
+        dtype = PRECISIONS[stored["dtype"]]
         last, trained = done[-1], done[0].domain if len(done) > 1 else None
         self.tell.stage("measure", f"the stored domain on {len(part.y):,} images: {self.held_out}")
         found = probabilities(self.net, self.name, part.x)
@@ -220,6 +234,7 @@ class _Running:
                 "final": measure.percent(answers == part.y),
             },
             "validation": last.accuracy,
+            "declined": last.declined,
             "forgetting": last.forgetting,
             "predicted": last.predicted,
             "whole": how.method == "covnorm" and _is_whole(self.net, self.name),
@@ -227,9 +242,9 @@ class _Running:
             "seconds": {**dict.fromkeys(STAGES, 0.0), **seconds},
             "confusion": measure.confusion(part.y, answers, len(classes)),
             "examples": said,
-            "dtype": how.dtype,
-            "trained_bytes": trained and measure.stored_bytes(self.net, trained, how.storage),
-            **measure.sizes(self.net, self.name, how.storage),
+            **stored,
+            "trained_bytes": trained and stored_bytes(self.net, trained, dtype),
+            **measure.sizes(self.net, self.name, dtype),
         }
         return results, pictures
 

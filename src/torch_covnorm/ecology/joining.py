@@ -19,6 +19,7 @@ from ..network import MultiDomainNetwork
 from ..prediction import preprocessing, probabilities
 from ..progress import Telling
 from ..seeds import random_numbers_kept
+from ..storage import PRECISIONS, round_, storage_of
 from . import measure
 from .adding import FULL, How, event
 from .manifest import Entry
@@ -76,12 +77,14 @@ def join(
                 part = work / ("new" if some is new else "old")
                 unfinished(part, {**how.record(), "made from": made_from})
                 done |= _adapted(net, {n: parts[n] for n in some}, how, part, tell)
-        details = {}
+        details, dtype = {}, PRECISIONS[how.dtype]
         for name, found in done.items():
-            measure.round_(net, name, how.storage)
+            storage = storage_of(net, name, _batches(net, name, parts[name], "val"))
+            round_(net, name, dtype)
             kept = _details(ecology, net, name, parts[name], found, how, tell)
+            kept.facts["results"]["storage"] = storage
             details[name] = replace(kept, trained=whole.get(name))
-        ecology.put(net, details, how.storage, replace=True, before=before)
+        ecology.put(net, details, dtype, replace=True, before=before)
     return {name: kept.facts for name, kept in details.items()}
 
 
@@ -111,19 +114,14 @@ def _to_tune(done: Mapping[str, Adapted], old: Sequence[str]) -> list[str]:
 def _adapted(
     net: MultiDomainNetwork, parts: Mapping[str, Decoded], how: How, work: Any, tell: Telling
 ) -> dict[str, Adapted]:
-    def batches(split: str, shuffle: bool = False) -> dict[str, Batches | None]:
-        found: dict[str, Batches | None] = {}
-        for name, part in parts.items():
-            images = part.splits.get(split)
-            inputs, size = preprocessing(net, name), how.batch if shuffle else 64
-            found[name] = images and Batches(images.x, images.y, inputs, size, shuffle)
-        return found
+    def batches(split: str, size: int = 64, shuffle: bool = False) -> dict[str, Batches | None]:
+        return {n: _batches(net, n, part, split, size, shuffle) for n, part in parts.items()}
 
-    held_out = {n: batches(measure.held_out(part))[n] for n, part in parts.items()}
+    held_out = {n: _batches(net, n, p, measure.held_out(p)) for n, p in parts.items()}
     done: dict[str, Adapted] = adapt(
         net,
         list(parts),
-        batches("train", shuffle=True),
+        batches("train", how.batch, shuffle=True),
         batches("val"),
         METHOD,
         statistics=batches("train"),
@@ -135,6 +133,18 @@ def _adapted(
         **how.options,
     )
     return done
+
+
+def _batches(
+    net: MultiDomainNetwork,
+    name: str,
+    data: Decoded,
+    split: str,
+    size: int = 64,
+    shuffle: bool = False,
+) -> Batches | None:
+    images = data.splits.get(split)
+    return images and Batches(images.x, images.y, preprocessing(net, name), size, shuffle)
 
 
 def _details(
@@ -159,12 +169,15 @@ def _details(
         "accuracy": {**facts["results"]["accuracy"], **stages},
         "on": split,
         "validation": found.accuracy,
+        "declined": found.declined,
+        "predicted": found.predicted,
+        "whole": False,
         "ranks": {site: list(pair) for site, pair in found.ranks.items()},
         "seconds": {**facts["results"]["seconds"], **found.seconds},
         "confusion": measure.confusion(part.y, answers.argmax(1), len(data.classes)),
         "examples": said,
         "dtype": how.dtype,
-        **measure.sizes(net, name, how.storage),
+        **measure.sizes(net, name, PRECISIONS[how.dtype]),
     }
     facts |= {"method": METHOD, "settings": how.record()}
     facts["history"] = [*facts["history"], event("join", METHOD, facts["results"])]

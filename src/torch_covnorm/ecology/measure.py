@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from .. import files
 from ..accounting import account
 from ..data.decode import Decoded
 from ..domain import Domain
 from ..moments import Moments
 from ..network import MultiDomainNetwork
-from ..records import sealed
+from ..storage import stored_bytes
 
 LARGEST_CONFUSION = 100  # classes; a larger table is no longer read by anybody
 EXAMPLES = 12
@@ -26,13 +23,6 @@ EXAMPLES = 12
 def held_out(data: Decoded) -> str:
     """The split that accuracies are of: the test part, where there is one."""
     return next(split for split in ("test", "val", "train") if split in data.splits)
-
-
-def round_(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> None:
-    """Make a domain what its file will have: what is measured is what is served."""
-    record, tensors = files.packed(net, net.domain(name), dtype)
-    here = Path(f"domain {name!r}")
-    net.domains[name] = files.unpacked(net, record, tensors, name, None, here, here)
 
 
 def percent(right: Tensor) -> float:
@@ -87,12 +77,6 @@ def spectra(domain: Domain, moments: Mapping[str, Moments]) -> dict[str, dict[st
         values = {"x": x.pca()[0], "y": y.pca()[0], "A": torch.linalg.svdvals(matrix)}
         found[site] = {k: [float(f"{v:.5g}") for v in t.tolist()] for k, t in values.items()}
     return found
-
-
-def stored_bytes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> int:
-    """Bytes of a domain's tensors and record, as the store writes them."""
-    record, tensors = files.packed(net, net.domain(name), dtype)
-    return len(safetensors.torch.save(tensors)) + len(sealed(files.FORMAT, record))
 
 
 def sizes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> dict[str, Any]:

@@ -89,6 +89,8 @@ def details_of(record: Mapping[str, Any], key: str) -> dict[str, Any]:
         "shared": results["parameters"].get("shared", 0),
         "denominators": results["denominators"],
         "dtype": results["dtype"],
+        "storage": results.get("storage") or {},
+        "declined": bool(results.get("declined")),
         "confusion": _confusion(record, key),
         "examples": _examples(record),
         "history": [{**EVENT, **event} for event in record.get("history") or ()],

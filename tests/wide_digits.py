@@ -1,0 +1,58 @@
+"""Digits on a network wide enough that a matrix in int8 is smaller than in float16."""
+
+from __future__ import annotations
+
+import functools
+
+import small_digits
+import torch
+from torch import nn
+
+import torch_covnorm as cn
+
+DRAWN = 240  # images to train with, and as many behind them to validate
+
+
+def backbone() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 24, 3, padding=1),
+        nn.BatchNorm2d(24),
+        nn.ReLU(),
+        nn.Conv2d(24, 32, 3, stride=2),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 5),
+    )
+
+
+@functools.cache
+def data() -> tuple[small_digits.Batches, small_digits.Batches]:
+    return small_digits.batches(DRAWN, 40), small_digits.batches(DRAWN, 120, start=DRAWN)
+
+
+@functools.cache
+def _trained() -> dict[str, torch.Tensor]:
+    net = cn.MultiDomainNetwork(backbone())
+    cn.adapt(net, "ra", *data(), method="ra", epochs=8, lr=0.02, classes=10)
+    return small_digits.state(net, "ra")
+
+
+def network(*names: str) -> cn.MultiDomainNetwork:
+    """With domains of these names, each with the same trained residual adapters."""
+    net = cn.MultiDomainNetwork(backbone()).eval()
+    for name in names or ("ra",):
+        net.add_domain(name, classes=10)
+        net.domain(name).load_state_dict(_trained())
+    return net
+
+
+def widen_(domain: cn.Domain, factor: float = 1024.0) -> None:
+    """The same function with outliers: an input of each A so much smaller, its column larger."""
+    with torch.no_grad():
+        for _, adapter in domain.adapters.items():
+            adapter.B1.weight[0] /= factor
+            adapter.B1.bias[0] /= factor
+            adapter.A.A[:, 0] *= factor
