@@ -1,0 +1,268 @@
+"""What all tables share: backbones, domains, trained adapters, and one cell of a table.
+
+A cell is a method on a domain with a seed: one `cn.adapt` call, one JSON line. What is there is
+not run again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torch_covnorm as cn
+from torch_covnorm.data import prepare
+from torch_covnorm.data.loader import Batches
+from torch_covnorm.ranks import rank_of
+from torch_covnorm.records import digest
+
+from .. import domains
+from ..fetch import cache
+from ..ledger import Lines
+from ..vgg16_weights import vgg16_file
+from .pretraining import resnet26_file
+
+PIXELS = {"vgg16": 32, "efficientnet-lite0": 64, "resnet26": 32}
+BATCH, EPOCHS, TUNING = 32, 6, 3
+WHOLE = EPOCHS + TUNING  # epochs of a method that does not start from a trained A
+# Of two rates for each method, by validation on two domains: ``python -m benchmarks.paper rates``.
+# For methods that start from a trained A it is the tuning's rate.
+RATES: Mapping[str, Mapping[str, float]] = {
+    "vgg16": {"ra": 1e-3, "covnorm": 3e-3},
+    "efficientnet-lite0": {"ra": 3e-3},
+    "resnet26": {"ra": 3e-3},
+}
+GENTLE = ("fnft", "lwf", "piggyback")  # weights that were trained already
+
+
+class Bench:
+    """One backbone with the domains of the benchmark, and the file that the results go to."""
+
+    def __init__(self, backbone: str, lines: Lines, folder: Path | None = None) -> None:
+        self.backbone, self.lines, self.folder = backbone, lines, folder
+        self.domains = domains.names(folder)
+        self._net: cn.MultiDomainNetwork | None = None
+        self._data: dict[str, domains.Split] = {}
+        self._digests: dict[str, str] = {}
+        self._parts: dict[str, dict[str, Batches]] = {}
+
+    @property
+    def net(self) -> cn.MultiDomainNetwork:
+        """The frozen network, loaded at the first use."""
+        if self._net is None:
+            files = {"vgg16": vgg16_file, "resnet26": resnet26_file}
+            source = files.get(self.backbone, lambda: self.backbone)()
+            net = cn.load_backbone(source).to(memory_format=torch.channels_last)
+            self._net = cn.MultiDomainNetwork(net)
+        return self._net
+
+    def data(self, domain: str) -> domains.Split:
+        """The images and labels of a domain."""
+        if domain not in self._data:
+            self._data[domain] = domains.load(domain, self.folder)
+        return self._data[domain]
+
+    def images(self, domain: str) -> str:
+        """What the images of a domain are told by: rows of other images are other rows."""
+        if domain not in self._digests:
+            parts = {k: v for k, v in self.data(domain)._asdict().items() if k != "classes"}
+            self._digests[domain] = digest(parts)[:8]
+        return self._digests[domain]
+
+    def parts(self, domain: str) -> dict[str, Batches]:
+        """Loaders of a domain: "train" (shuffled), "plain" (the same in order), "val", "test"."""
+        if domain not in self._parts:
+            data, how = self.data(domain), self.net.backbone.preprocessing
+            size = PIXELS[self.backbone]
+
+            def part(x: torch.Tensor, y: torch.Tensor, shuffle: bool = False) -> Batches:
+                sized = prepare(x, size, 0.0, 1 / 255).round().to(torch.uint8)
+                return Batches(sized, y, how, BATCH if shuffle else 100, shuffle)
+
+            self._parts[domain] = {
+                "train": part(data.x_train, data.y_train, shuffle=True),
+                "plain": part(data.x_train, data.y_train),
+                "val": part(data.x_val, data.y_val),
+                "test": part(data.x_test, data.y_test),
+            }
+        return self._parts[domain]
+
+    def rate(self, method: str) -> float:
+        """The learning rate of a method, as the search chose it."""
+        return RATES[self.backbone].get(method, 3e-4 if method in GENTLE else 1e-3)
+
+    def rates(self, method: str) -> tuple[float, float]:
+        """The two that are tried."""
+        return (3e-4, 1e-3) if method in GENTLE else (1e-3, 3e-3)
+
+    # ── cells ────────────────────────────────────────────────────────────────────────────────
+
+    def trained(self, domain: str, seed: int) -> str:
+        """The name of a domain with trained residual adapters: kept, or trained now."""
+        name = f"ra-{domain}-{seed}"
+        if name in self.net.domains:
+            return name
+        for other in [n for n in self.net.domains if n.startswith(f"ra-{domain}-")]:
+            self.net.remove_domain(other)
+        folder = self.place("ra", domain, seed, self.rate("ra"))
+        if not folder.exists():
+            self.cell("ra", domain, seed, again=True)
+        self.net.load_domain(folder, name)
+        return name
+
+    def place(self, method: str, domain: str, seed: int, lr: float) -> Path:
+        """Where a trained A is kept between runs."""
+        name = f"{method}-{domain}-{self.images(domain)}-{seed}-{lr:g}-{EPOCHS}"
+        return cache() / "paper" / self.backbone / name
+
+    def cell(
+        self,
+        method: str,
+        domain: str,
+        seed: int,
+        *,
+        lr: float | None = None,
+        epochs: int | None = None,
+        again: bool = False,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """The row of a cell, measured now if it is not there (or `again`)."""
+        lr = self.rate(method) if lr is None else lr
+        key = self.key(method, domain, seed, lr, epochs, options)
+        found = self.lines.find(**key)
+        if found is not None and not again:
+            return found
+        starts = "adapter" in cn.METHODS[method].options
+        trained = self.trained(domain, seed) if starts else None
+        print("…", *key.values(), flush=True)
+        settings = self.settings(method, lr, epochs, seed) | self.own(options, trained)
+        parts, start = self.parts(domain), time.perf_counter()
+        done: cn.Adapted = cn.adapt(
+            self.net,
+            "cell",
+            parts["train"],
+            parts["val"],
+            method,
+            classes=None if starts else len(self.data(domain).classes),
+            start=trained,
+            statistics=parts["plain"],
+            test=parts["test"],
+            progress=False,
+            **settings,
+        )
+        seconds = time.perf_counter() - start
+        if method == "ra" and epochs is None:
+            shutil.rmtree(place := self.place(method, domain, seed, lr), ignore_errors=True)
+            self.net.save_domain("cell", place)
+        row = {**key, **self.measured("cell", done), "seconds": round(seconds, 1)}
+        self.net.remove_domain("cell")
+        return row if found is not None else self.lines.add(row)
+
+    def together(
+        self, method: str, names: Sequence[str], seed: int, **options: Any
+    ) -> list[dict[str, Any]]:
+        """The rows of a method that several domains share, one a domain."""
+        lr = self.rate(method)
+        keys = [
+            self.key(method, d, seed, lr, None, {**options, "sharing": len(names)}) for d in names
+        ]
+        found = [self.lines.find(**key) for key in keys]
+        if all(found):
+            return [row for row in found if row]
+        print("…", method, *names, seed, *options.values(), flush=True)
+        starts = [self.trained(d, seed) for d in names]
+        parts, start = [self.parts(d) for d in names], time.perf_counter()
+        cells = [f"cell-{d}" for d in names]
+        results: dict[str, cn.Adapted] = cn.adapt(
+            self.net,
+            cells,
+            [p["train"] for p in parts],
+            [p["val"] for p in parts],
+            method,
+            start=starts,
+            statistics=[p["plain"] for p in parts],
+            test=[p["test"] for p in parts],
+            progress=False,
+            **self.settings(method, lr, None, seed),
+            **options,
+        )
+        seconds = round((time.perf_counter() - start) / len(names), 1)
+        rows = []
+        for key, cell in zip(keys, cells, strict=True):
+            rows.append({**key, **self.measured(cell, results[cell]), "seconds": seconds})
+        for cell in cells:
+            self.net.remove_domain(cell)
+        for basis in list(self.net.bases):
+            self.net.remove_basis(basis)
+        return [self.lines.add(row) for row in rows]
+
+    def key(
+        self,
+        method: str,
+        domain: str,
+        seed: int,
+        lr: float,
+        epochs: int | None,
+        options: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """What a row is found by."""
+        said = {**self.where(domain, seed), "method": method}
+        return {**said, "lr": lr, "epochs": epochs or self.epochs(method), "options": {**options}}
+
+    def where(self, domain: str, seed: int) -> dict[str, Any]:
+        """The part of a row's key that all experiments share."""
+        images = self.images(domain)
+        return {"backbone": self.backbone, "domain": domain, "images": images, "seed": seed}
+
+    def epochs(self, method: str) -> int:
+        """In all: every method sees the images as often."""
+        return EPOCHS if method == "ra" else WHOLE
+
+    def settings(self, method: str, lr: float, epochs: int | None, seed: int) -> dict[str, Any]:
+        """Of training, and of tuning where a method starts from a trained A."""
+        norms = "batch" if method == "bn" else "frozen"
+        shared = {"seed": seed, "norms": norms, "schedule": "one-cycle"}
+        if "adapter" in cn.METHODS[method].options:
+            return {**shared, "tuning": {"epochs": TUNING, "lr": lr, "head_lr": None}}
+        return {**shared, "epochs": epochs or self.epochs(method), "lr": lr}
+
+    def own(self, options: Mapping[str, Any], trained: str | None) -> dict[str, Any]:
+        """A method's own options; `share` is a budget, 1/share of A's parameters, and `ratio` the
+        same rank of x and y at every site, as a share of its channels."""
+        own = dict(options)
+        if "ratio" in own:
+            assert trained is not None
+            ratio, maps = own.pop("ratio"), self.net.domain(trained).maps
+            ranks = {s: rank_of(ratio, *A.matrix().shape) for s, A in maps.items()}
+            own["ranks"] = {s: (r, r) for s, r in ranks.items()}
+        if "share" in own:
+            assert trained is not None
+            own["budget"] = self.net.num_parameters(trained)["adapter"] // own.pop("share")
+        return own
+
+    def measured(self, name: str, done: cn.Adapted) -> dict[str, Any]:
+        """Accuracy, parameters and bytes of a domain."""
+        account = cn.account(self.net, name)
+        return {
+            "accuracy": done.tested["final"],
+            "validation": done.accuracy,
+            "tested": done.tested,
+            "stages": done.stages,
+            **self.sizes(name),
+            "shared": account.parameters["shared"],
+            "of_ra": account.share("ra", ("adapter", "mask")),
+            "of_network": account.share("network", ("adapter", "mask")),
+            "forgetting": done.forgetting,
+        }
+
+    def sizes(self, name: str) -> dict[str, Any]:
+        """Adapter parameters, all parameters, and the bytes of a domain's files in float32."""
+        folder = self.net.save_domain(name, cache() / "paper" / "cell")
+        size = sum(f.stat().st_size for f in folder.iterdir())
+        shutil.rmtree(folder)
+        counted = self.net.num_parameters(name)
+        return {"parameters": counted["adapter"], "total": counted["total"], "bytes": size}

@@ -1,0 +1,171 @@
+"""The paper's tables from rows, and those about the training: how long, at which rate."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch_covnorm.errors import CovNormError
+
+from .. import parameters, table2
+from .. import table1 as first_table
+from ..pretraining import DOMAIN
+from ..profiles import SEEDS
+from ..published import TABLE1
+from . import stats
+from .blocks import Table
+from .numbers import NONE, number, share, spread, whole_number
+from .rows import NAMES, Row, Rows, cell, said
+
+METHODS = tuple(m for m in NAMES if m in (*first_table.SEVERAL, *first_table.ONE))
+
+
+def table1(rows: Iterable[Row], domains: Sequence[str]) -> str:
+    """Table 1 of the methods that have rows, in Markdown: accuracies, then sizes."""
+    found = Rows(rows, domains)
+    methods = [m for m in METHODS if found.of(key1(found, m))]
+    have = sum(len({domain for domain, _ in found.of(key1(found, m))}) for m in methods)
+    run = (have, len(methods) * len(found.domains))  # with one seed at least
+    accuracies = replace(first(found, methods), made_of=(), run=run)
+    return f"{accuracies.markdown()}\n\n{replace(sizes(found, methods), made_of=()).markdown()}"
+
+
+def key1(found: Rows, method: str) -> dict[str, Any]:
+    """The key of a method in Table 1."""
+    options = first_table.OPTIONS.get(method, {})
+    return cell("vgg16", method, options, domains=len(found.domains))
+
+
+def first(found: Rows, methods: Sequence[str] = METHODS) -> Table:
+    """Table 1: every method on every domain."""
+    body, have = [], 0
+    whole = found.mean(cell("vgg16", "ra"), "parameters")
+    for method in methods:
+        key = key1(found, method)
+        values = found.values(key)
+        have += len(found.of(key))
+        seeds = {s for of_seeds in values.values() for s in of_seeds}
+        body.append(
+            [
+                NAMES[method],
+                *(spread(list(values.get(d, {}).values())) for d in found.domains),
+                spread(stats.over_seeds(values, found.domains)),
+                number(TABLE1[method][1]) if method in TABLE1 else NONE,
+                share(found.mean(key, "parameters"), whole),
+                str(len(seeds) or NONE),
+            ]
+        )
+    several = sum(len(SEEDS) if m in first_table.SEVERAL else 1 for m in methods)
+    caption = (
+        "Table 1. Test accuracy in percent, VGG16; ± is the standard deviation over seeds. "
+        "**Published means are of other data**, the paper's seven datasets: for the order, no more."
+    )
+    end = ("mean", "published mean (other data)", "parameters, of RA's", "seeds")
+    run = (have, several * len(found.domains))
+    rows_of = [said(key1(found, m)) for m in methods]
+    return Table(caption, ["method", *found.domains, *end], body, "vgg16", rows_of, run)
+
+
+def sizes(found: Rows, methods: Sequence[str] = METHODS) -> Table:
+    """What a domain of each method of Table 1 costs."""
+    whole, network = found.mean(cell("vgg16", "ra"), "parameters"), network_of(found)
+    body = []
+    for method in methods:
+        key = key1(found, method)
+        size = found.mean(key, "parameters")
+        published = f"{TABLE1[method][2]:g} %" if method in TABLE1 else NONE
+        shares = (share(size, whole), share(size, network), published)
+        body.append([NAMES[method], whole_number(size), *shares,
+                     whole_number(found.mean(key, "total"))])  # fmt: skip
+    caption = (
+        "Parameters of Table 1, means over the domains. First the matrices alone, as the paper "
+        "counts, and what they are of RA's and of the network's; then all that a domain ships, "
+        "with norms, biases and head. What domains share is counted in equal parts."
+    )
+    head = ["method", "adapter parameters", "of RA's", "of the network's"]
+    end = ["published, of the network's", "all parameters"]
+    rows_of = [said(key1(found, m)) for m in methods]
+    return Table(caption, [*head, *end], body, "vgg16", rows_of)
+
+
+def second(found: Rows) -> Table:
+    """Table 2 in small: accuracy and points a domain, score, size."""
+    domains = [d for d in found.domains if d != DOMAIN]
+    keys = {m: cell("resnet26", m, table2.OPTIONS.get(m, {})) for m in table2.METHODS}
+    means = {m: {d: statistics.fmean(v.values()) for d, v in found.values(k).items()}
+             for m, k in keys.items()}  # fmt: skip
+    base = means[table2.BASELINE]
+    body = []
+    for method, key in keys.items():
+        points = {d: _points(means[method].get(d), base.get(d)) for d in domains}
+        known = [p for p in points.values() if p is not None]
+        size = found.mean(key, "of_network")
+        body.append(
+            [
+                NAMES[method],
+                *(
+                    f"{number(means[method].get(d))} ({number(points[d], 0)})"
+                    if d in means[method]
+                    else NONE
+                    for d in domains
+                ),
+                number(sum(known), 0) if len(known) == len(domains) else NONE,
+                NONE if size is None else f"{1 + len(domains) * size:.2f}",
+            ]
+        )
+    sources = list(found.of({"backbone": "resnet26", "method": "source"}).values())
+    source = f"{sources[0]['accuracy']:.1f} %" if sources else "not measured yet"
+    caption = (
+        "Table 2, a mini-Decathlon. Test accuracy in percent and, in brackets, points by the "
+        "Decathlon's formula against our own fine-tuned networks (FNFT, which gets 250 a domain by "
+        "definition). It compares with no leaderboard: other domains, other images, another "
+        f"pre-training. ResNet-26 was pre-trained here on {DOMAIN} (test accuracy {source}), which "
+        "is no part of the score. Size: of the network and its domains, in networks."
+    )
+    run = sum(len(found.of(k)) for k in keys.values()), len(keys) * len(domains)
+    head = ["method", *domains, "score", "size"]
+    return Table(caption, head, body, "resnet26", [said(k) for k in keys.values()], run)
+
+
+def _points(accuracy: float | None, baseline: float | None) -> float | None:
+    """None, too, where fine-tuning makes no error: the formula divides by it."""
+    if accuracy is None or baseline is None:
+        return None
+    try:
+        return float(table2.score({"it": accuracy}, {"it": baseline})["total"])
+    except CovNormError:
+        return None
+
+
+def starts(found: Rows) -> Table:
+    """M in closed form, as the identity, random; as it comes and tuned."""
+    domains = [d for d in parameters.DOMAINS if d in found.domains]
+    body, keys = [], []
+    whole = found.mean(cell("vgg16", "ra"), "parameters")
+    for options in parameters.starts():
+        keys.append(cell("vgg16", "covnorm", options))
+        both = [found.values(keys[-1], "tested", stage) for stage in ("normalize", "final")]
+        body.append(
+            [
+                f"t = {options['variance']}",
+                options.get("M", "closed-form").replace("-", " "),
+                *(spread(list(v.get(d, {}).values())) for d in domains for v in both),
+                *(spread(stats.over_seeds(v, domains)) for v in both),
+                share(found.mean(keys[-1], "parameters"), whole),
+            ]
+        )
+    stages = ("not tuned", "tuned")
+    columns = [f"{d}, {s}" for d in (*domains, "mean") for s in stages]
+    caption = "CovNorm by what M starts as. Test accuracy in percent, VGG16; all tuned equally."
+    have = sum(place[0] in domains for k in keys for place in found.of(k))
+    head = ["threshold", "M", *columns, "of RA's parameters"]
+    rows_of = [said(k) for k in keys]
+    return Table(caption, head, body, "vgg16", rows_of, (have, len(keys) * len(domains)), (0, 1))
+
+
+def network_of(found: Rows, backbone: str = "vgg16") -> float | None:
+    """Parameters of the network, from what RA's rows say that they are a share of."""
+    rows = list(found.of(cell(backbone, "ra")).values())
+    return rows[0]["parameters"] / rows[0]["of_network"] if rows else None

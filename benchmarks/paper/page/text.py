@@ -1,0 +1,117 @@
+"""The page's words. Numbers come from the benchmark's settings and rows, none is typed here."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from ... import domains
+from ...fetch import PACKAGES
+from .. import rates, table1
+from ..bench import BATCH, EPOCHS, PIXELS, TUNING, WHOLE
+from ..profiles import SEEDS
+from .blocks import Block, Heading, Items, Table, Text
+from .rows import NAMES, Rows
+from .verdicts import OPEN, Claim
+
+# Why we think that it came out so: remarks by hand, without numbers, by a claim's key.
+COMMENTS: dict[str, str] = {}
+
+TITLE = "The paper on real data"
+FILE = "../benchmarks/results/paper.jsonl"
+
+
+def opening(found: Rows) -> list[Block]:
+    """What this is, and where it comes from."""
+    left = f" {found.left_out} rows of other images are left out." if found.left_out else ""
+    return [
+        Heading(TITLE, 1),
+        Text(
+            f"Made by `python -m benchmarks.paper page` from {len(found.all)} rows of "
+            f"[benchmarks/results/paper.jsonl]({FILE}); every table says which.{left} "
+            "A test makes this page anew and compares."
+        ),
+        Text(
+            "The paper's own seven datasets could not be had here. These are its experiments on "
+            "seven other domains that are real and differ as much, on small images; published "
+            "numbers stand beside ours for the order of the methods, not for their level. "
+            "`python -m benchmarks.paper full --data FOLDER` runs them on the originals."
+        ),
+    ]
+
+
+def set_up() -> list[Block]:
+    """Backbones, domains, training."""
+    several = ", ".join(NAMES[m] for m in table1.SEVERAL)
+    pixels = ", ".join(f"{name} at {size} px" for name, size in PIXELS.items())
+    return [
+        Heading("Set-up"),
+        _domains(),
+        Items(
+            [
+                f"**Backbones**: {pixels}. VGG16 has its 13 ImageNet convolutions and no fully "
+                "connected layer; ResNet-26 is pre-trained here, for Table 2 alone. All weights "
+                "are frozen but for FNFT and LwF; norms and head are a domain's own.",
+                f"**Training**: batches of {BATCH}, AdamW (Piggyback: Adam), one cycle. RA trains "
+                f"for {EPOCHS} epochs; what starts from RA's A is tuned for {TUNING} more; every "
+                f"other method trains for {WHOLE}. So all have seen the images as often, but RA "
+                "itself, which has seen them less. In the tables of methods a tuning that "
+                "validates worse than what it started from is undone.",
+                "**Equal tuning**: every method has the same search, the better of two learning "
+                f"rates on the validation images of {' and '.join(rates.SEARCH)}, one seed. Joint "
+                "methods take the rate of their like alone. Test images choose no setting.",
+                f"**Seeds**: {len(SEEDS)} for {several}, one for the rest. A seed sets head, "
+                "adapters and the order of the images; the split stays.",
+                "**Intervals** are by Student's t over the domains, seeds averaged first: they "
+                "speak of further domains like these. What stands behind ± is of seeds: it speaks "
+                "of a repetition on the same images. The choice of test images alone moves a cell "
+                f"by a standard error of up to {_chance()}.",
+            ]
+        ),
+    ]
+
+
+def _sizes() -> list[tuple[str, str, str]]:
+    """(domain, classes, images of its parts), as `domains.load` states them."""
+    return re.findall(r"^ *(\w+) +(\d+) +(\d+, \d+, \d+) ", domains.load.__doc__ or "", re.M)
+
+
+def _chance() -> str:
+    """The standard error of an accuracy of one half: in the largest test part, in the smallest."""
+    tests = [int(parts.split(", ")[2]) for _, _, parts in _sizes()]
+    least, most = (100 * math.sqrt(0.25 / n) for n in (max(tests), min(tests)))
+    name = next(name for name, _, parts in _sizes() if int(parts.split(", ")[2]) == min(tests))
+    return f"{least:.1f} points ({name}: {most:.1f})"
+
+
+def _domains() -> Table:
+    """Licences are as the fetching prints them."""
+    body = [
+        [name, PACKAGES[name].what, classes, sizes, PACKAGES[name].licence]
+        for name, classes, sizes in _sizes()
+    ]
+    head = ["domain", "what it is", "classes", "train, validation, test", "licence of the data"]
+    return Table("The seven domains, images of each part, and what the data may be used for.", head,
+                 body, left=range(5))  # fmt: skip
+
+
+def verdicts(claims: list[Claim]) -> list[Block]:
+    """The list of expectations."""
+    items = []
+    for claim in claims:
+        so_far = ", so far" if claim.numbers and claim.verdict == OPEN else ""
+        numbers = f": {claim.numbers}" if claim.numbers else ""
+        parts = [f"{claim.claim}. **{claim.verdict}**{so_far}{numbers}."]
+        if claim.key in COMMENTS:
+            parts.append(COMMENTS[claim.key])
+        items.append(" ".join(parts))
+    return [
+        Heading("What we expected, and what came out"),
+        Text(
+            "Written down before these cells were run, after first experiments with one seed; "
+            "numbers and verdicts are computed from the rows. An expectation that the mean "
+            "meets while the interval reaches beyond it is said "
+            "to hold on the mean alone."
+        ),
+        Items(items),
+    ]

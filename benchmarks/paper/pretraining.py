@@ -1,0 +1,79 @@
+"""ResNet-26 for the mini-Decathlon, pre-trained here on one domain: CIFAR-10's objects.
+
+Its images are others than those that `domains.load("objects")` validates and tests on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import safetensors.torch
+import torch
+import torch.nn.functional as F
+
+import torch_covnorm as cn
+from torch_covnorm.data.loader import Batches
+
+from .. import domains
+from ..fetch import cache, members
+from ..readers import READERS, take
+
+DOMAIN, IMAGES, EPOCHS, LR, SEED = "objects", 10_000, 12, 3e-3, 0
+
+
+def resnet26_file() -> Path:
+    """The weights as a safetensors file; trained on the first call, which goes on if killed."""
+    file = cache() / f"resnet26-{DOMAIN}-{IMAGES}-{EPOCHS}.safetensors"
+    if file.exists():
+        return file
+    torch.manual_seed(SEED)
+    net = cn.load_backbone("resnet26", weights="random")
+    net.fc = torch.nn.Linear(net.fc.in_features, 10)
+    train = Batches(*images(), net.preprocessing, 64, shuffle=True)
+    steps = EPOCHS * len(train)
+    optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps)
+    kept = file.with_suffix(".part")
+    begun = _load(kept, net, optimizer, schedule) if kept.exists() else 0
+    net.to(memory_format=torch.channels_last).train()
+    for epoch in range(begun, EPOCHS):
+        torch.manual_seed(SEED + 1 + epoch)  # so that a resumed run is the same run
+        total = 0.0
+        for x, y in train:
+            flip = torch.rand(len(x)) < 0.5
+            x = torch.where(flip[:, None, None, None], x.flip(3), x)
+            loss = F.cross_entropy(net(x), y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            total += loss.item()
+        print(f"… resnet26, epoch {epoch + 1} of {EPOCHS}: {total / len(train):.3f}", flush=True)
+        states = [part.state_dict() for part in (net, optimizer, schedule)]
+        torch.save({"epoch": epoch + 1, "states": states}, kept)
+    safetensors.torch.save_file({k: v.contiguous() for k, v in net.state_dict().items()}, file)
+    kept.unlink()
+    return file
+
+
+def _load(kept: Path, *parts: object) -> int:
+    found = torch.load(kept, weights_only=True)
+    for part, state in zip(parts, found["states"], strict=True):
+        part.load_state_dict(state)  # type: ignore[attr-defined]
+    return int(found["epoch"])
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    """x (n, 3, 32, 32) uint8 and y (n,), none of them in the benchmark's validation part."""
+    pool, _ = READERS[DOMAIN](members(DOMAIN))
+    held_out = domains.load(DOMAIN).x_val.permute(0, 2, 3, 1)
+    taken = {hashlib.sha256(image.numpy().tobytes()).digest() for image in held_out}
+    free = {
+        key: pair
+        for key, pair in pool.items()
+        if hashlib.sha256(pair[0].tobytes()).digest() not in taken
+    }
+    chosen = take(free, dict.fromkeys(range(10), IMAGES // 10)).values()
+    x = torch.stack([torch.from_numpy(image.copy()) for image, _ in chosen])
+    return x.permute(0, 3, 1, 2).contiguous(), torch.tensor([label for _, label in chosen])

@@ -1,0 +1,65 @@
+"""What is run: the whole benchmark in pieces, and a quick one of two domains and key methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..ledger import Lines
+from . import dimensions, joint, metric, parameters, rates, table1, table2
+from .bench import EPOCHS, Bench
+
+SEEDS = (0, 1, 2)
+QUICK = ("ra", "bn", "fta", "svd-fta", "covnorm", "covnorm-joint")
+PIECES = ("rates", "table1", "trained", "dimensions", "parameters", "metric", "joint", "table2")
+
+
+def quick(lines: Lines, folder: Path | None = None) -> Bench:
+    """One seed, two domains, the methods that the paper is about; some ten minutes on 2 cores."""
+    bench = Bench("vgg16", lines, folder)
+    table1.run(bench, two(bench), [0], QUICK)
+    return bench
+
+
+def two(bench: Bench) -> tuple[str, ...]:
+    """The two domains of the quick profile, the figure and the search of rates."""
+    return rates.SEARCH if bench.folder is None else bench.domains[:2]
+
+
+def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
+    """One part of the full profile."""
+    vgg, lite = (Bench(b, lines, folder) for b in ("vgg16", "efficientnet-lite0"))
+    methods = (*table1.SEVERAL, *table1.ONE)
+
+    def rates_() -> None:
+        rates.run(vgg, methods)
+        rates.run(lite, ("ra", "covnorm"))
+
+    def table1_() -> None:
+        table1.run(vgg, vgg.domains, SEEDS, table1.SEVERAL)
+        table1.run(vgg, vgg.domains, SEEDS[:1], table1.ONE)
+
+    def trained() -> None:
+        for domain in vgg.domains:  # twice the epochs: is RA trained well enough?
+            vgg.cell("ra", domain, 0, epochs=2 * EPOCHS)
+
+    def metric_() -> None:
+        for seed in SEEDS:
+            for bench in (lite, vgg):
+                metric.run(bench, bench.domains, [seed])
+
+    def table2_() -> None:
+        small = Bench("resnet26", lines, folder)
+        table2.run(small, small.domains, SEEDS[:1], table2.METHODS)
+
+    runs: dict[str, Callable[[], None]] = {
+        "rates": rates_,
+        "table1": table1_,
+        "trained": trained,
+        "dimensions": lambda: dimensions.run(vgg, vgg.domains, SEEDS[:1]),
+        "parameters": lambda: parameters.run(vgg, two(vgg), SEEDS[:1]),
+        "metric": metric_,
+        "joint": lambda: joint.run(lite, lite.domains, SEEDS),
+        "table2": table2_,
+    }
+    runs[name]()

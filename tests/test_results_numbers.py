@@ -1,0 +1,280 @@
+"""The numbers on the page of results, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from result_rows import RA, cells_of, made_up, row, verdict_of
+
+from benchmarks.domains import DOMAINS
+from benchmarks.paper import parameters
+from benchmarks.paper.page import metrics, render, stats, tables
+from benchmarks.paper.page.claims import claims
+from benchmarks.paper.page.rows import Rows, cell, cut, longer, said
+from benchmarks.paper.page.verdicts import FAILS, HOLDS, ON_THE_MEAN, OPEN
+
+# ── statistics against numbers worked out by hand ────────────────────────────────────────────
+
+
+def test_deviation_and_error():
+    assert stats.deviation([2, 4, 4, 4, 5, 5, 7, 9]) == pytest.approx(math.sqrt(32 / 7))
+    assert stats.error([1.0, 3.0]) == pytest.approx(1.0)
+    assert stats.deviation([3.0]) is None
+    assert stats.error([3.0]) is None
+
+
+@pytest.mark.parametrize(
+    ("freedom", "t"),  # a printed table of Student's t, two-sided 95 %
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (6, 2.447), (13, 2.160), (30, 2.042)],
+)
+def test_quantiles_of_students_t(freedom, t):
+    assert stats.quantile(freedom) == pytest.approx(t, abs=6e-4)
+
+
+def test_means_are_of_the_seeds_that_have_every_domain():
+    values = {"a": {0: 60.0, 1: 64.0}, "b": {0: 80.0, 1: 90.0, 2: 10.0}}
+    assert stats.over_seeds(values, ["a", "b"]) == [70.0, 77.0]
+    assert stats.over_seeds(values, ["a", "b", "c"]) == []
+    assert stats.over_seeds({}, []) == []
+
+
+def test_a_paired_comparison_averages_seeds_and_then_takes_domains():
+    a = {"p": {0: 71.0, 1: 73.0}, "q": {0: 52.0}, "r": {0: 93.0, 5: 1.0}}
+    b = {"p": {0: 70.0, 1: 70.0}, "q": {0: 50.0}, "r": {0: 90.0, 6: 99.0}, "s": {0: 1.0}}
+    found = stats.paired(a, b, ["p", "q", "r", "s"])
+    assert found is not None
+    # Differences 2, 2, 3: mean 7/3, s = √(1/3), half = 4.3027 · s/√3 = 1.4342.
+    assert found.mean == pytest.approx(7 / 3)
+    assert found.half == pytest.approx(1.4342, abs=1e-4)
+    assert (found.domains, found.verdict) == (3, "above")
+    assert stats.sentence(found) == "above by 2.3 points (95 % interval +0.9 to +3.8, 3 domains)"
+    other = stats.paired(b, a, ["p", "q", "r"])
+    assert stats.sentence(other).startswith("below by 2.3 points")
+    unsure = stats.paired({"p": {0: 1.0}, "q": {0: -1.0}}, {"p": {0: 0.0}, "q": {0: 0.0}}, "pq")
+    assert stats.sentence(unsure).startswith("not distinguishable: 0.0 points")
+
+
+def test_one_domain_has_no_interval_and_none_no_comparison():
+    found = stats.paired({"p": {0: 3.0}}, {"p": {0: 1.0}}, ["p"])
+    assert found is not None
+    assert found.verdict == "not distinguishable"
+    assert "says nothing about others" in stats.sentence(found)
+    assert stats.paired({"p": {0: 3.0}}, {"p": {1: 1.0}}, ["p"]) is None
+    assert stats.sentence(None) == "not run yet"
+
+
+# ── which rows ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_row_with_further_options_is_not_the_plain_one():
+    key = cell("vgg16", "covnorm", {"variance": 0.99})
+    others = [
+        {**key, "options": {"variance": 0.99, "M": "random"}},
+        {**key, "options": {"variance": 0.9}},
+        {**key, "options": {}},
+        {**key, "lr": 0.5},
+        {**key, "epochs": 99},
+        {**key, "backbone": "resnet26"},
+        {**key, "tuned": True},
+        {**key, "share": 8},
+    ]
+    rows = [row(k, "objects", 0, 10.0 + i, 0.1) for i, k in enumerate(others)]
+    assert Rows(rows).of(key) == {}
+    right = row(key, "objects", 0, 50.0, 0.1)
+    assert Rows([*rows, right]).values(key) == {"objects": {0: 50.0}}
+
+
+def test_of_two_rows_with_one_key_the_first_counts():
+    key = cell("vgg16", "ra")
+    rows = [row(key, "objects", 0, 50.0, 1), row(key, "objects", 0, 60.0, 1)]
+    assert Rows(rows).values(key) == {"objects": {0: 50.0}}
+
+
+def test_rows_of_former_images_are_left_out():
+    key = cell("vgg16", "ra")
+    old, new = row(key, "objects", 0, 50.0, 1), row(key, "objects", 1, 60.0, 1)
+    old["images"] = "before"
+    found = Rows([old, new])
+    assert found.values(key) == {"objects": {1: 60.0}}
+    assert found.left_out == 1
+
+
+def test_a_pointer_finds_its_rows_in_the_file():
+    key = cell("vgg16", "covnorm", {"variance": 0.99})
+    # As the benchmark writes its lines: where, then the method and its settings.
+    where = {"backbone": "vgg16", "domain": "objects", "images": "x", "seed": 0}
+    line = json.dumps({**where, **{k: v for k, v in key.items() if k != "backbone"}, "accuracy": 1})
+    assert said(key) in line
+    way = {"method": "cut", "way": "loss", "share": 8, "tuned": True}
+    assert said(cut("vgg16", "loss", 8, True)) in json.dumps({**where, **way})
+    assert said(cell("vgg16", "ra")) not in line
+
+
+def test_a_joint_method_is_found_by_how_many_share():
+    seven, two = cell("vgg16", "covnorm-joint"), cell("vgg16", "covnorm-joint", domains=2)
+    assert seven["options"] == {"sharing": 7}
+    rows = [row(two, d, 0, 70.0, 0.1) for d in ("objects", "sketches")]
+    assert Rows(rows).of(seven) == {}
+    assert len(Rows(rows).of(two)) == 2
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_table1_by_hand_with_what_there_is():
+    key, ours = cell("vgg16", "ra"), cell("vgg16", "covnorm", {"variance": 0.99})
+    rows = [
+        row(key, "objects", 0, 60.0, 1),
+        row(key, "objects", 1, 64.0, 1),
+        row(key, "sketches", 0, 80.0, 1),
+        row(key, "sketches", 1, 82.0, 1),
+        row(ours, "objects", 0, 61.0, 0.125),
+    ]
+    text = tables.table1(rows, ("objects", "sketches"))
+    head = cells_of(text, "method")
+    assert "other data" in head[4]
+    in_full = text.partition("Table 1.")[2]
+    # Means of seeds 70 and 73: deviation 3/√2 = 2.1.
+    ra = ["RA", "62.0 ± 2.8", "81.0 ± 1.4", "71.5 ± 2.1", "82.2"]
+    assert cells_of(text, "RA")[:5] == ra
+    assert cells_of(in_full, "RA")[1:] == ["1,000,000", "100 %", "10.0 %", "10 %", "1,020,000"]
+    # One domain of two: no mean.
+    assert cells_of(text, "CovNorm")[:4] == ["CovNorm", "61.0", "–", "–"]
+    assert cells_of(text, "CovNorm")[5:] == ["12.5 %", "1"]
+    assert cells_of(in_full, "CovNorm")[1:4] == ["125,000", "12.5 %", "1.25 %"]
+    assert "3 of 4 cells were run" in text
+    assert "| FNFT |" not in text
+
+
+def test_what_is_shared_is_counted_in_equal_parts():
+    key = cell("vgg16", "covnorm-joint", {"variance": 0.99}, domains=2)
+    names = ("objects", "sketches")
+    rows = [row(key, d, 0, 70.0, 0.1, shared=60_000) for d in names]
+    text = tables.table1(rows, names).partition("Table 1.")[2]
+    assert cells_of(text, "joint CovNorm")[1] == "130,000"
+
+
+def test_table2_scores_by_the_formula():
+    text = tables.second(Rows(made_up())).markdown()
+    assert all(part.endswith("(250)") for part in cells_of(text, "FNFT")[1:7])
+    assert cells_of(text, "FNFT")[7:] == ["1500", "7.00"]
+    base = [float(part.split()[0]) for part in cells_of(text, "FNFT")[1:7]]
+    ra = [float(part.split()[0]) for part in cells_of(text, "RA")[1:7]]
+    worst = [2 * (100 - b) for b in base]
+    points = [1000 * (max(0, w - (100 - a)) / w) ** 2 for a, w in zip(ra, worst, strict=True)]
+    assert float(cells_of(text, "RA")[7]) == pytest.approx(sum(points), abs=1)
+    # Without an error of the baseline there are no points, and no score.
+    rows = [r for r in made_up() if r["backbone"] == "resnet26"]
+    for r in rows:
+        if r["method"] == "fnft" and r["domain"] == "digits":
+            r["accuracy"] = 100.0
+    text = tables.second(Rows(rows)).markdown()
+    assert cells_of(text, "RA")[2].endswith("(–)")
+    assert cells_of(text, "RA")[7] == "–"
+
+
+def test_the_metric_table_is_of_domains_that_every_way_has():
+    rows = made_up()
+    missing = cut("vgg16", "svd", 32, False)
+    rows = [
+        r
+        for r in rows
+        if not (r["domain"] == "faces" and all(r.get(k) == v for k, v in missing.items()))
+    ]
+    found = Rows(rows)
+    assert metrics.whole_domains(found, "vgg16") == list(DOMAINS[:-1])
+    assert metrics.whole_domains(found, "efficientnet-lite0") == list(DOMAINS)
+    of_loss = found.values(cut("vgg16", "loss", 8, True))
+    by_seed = [statistics.fmean(of_loss[d][s] for d in DOMAINS[:-1]) for s in range(3)]
+    mean, off = metrics.means(found, "vgg16")["loss", 8, True]
+    assert mean == pytest.approx(statistics.fmean(by_seed))
+    assert off == pytest.approx(statistics.stdev(by_seed) / math.sqrt(3))
+    text = metrics.table(found, "vgg16").markdown()
+    assert "6 of 7 domains (objects, products, digits, sketches, drawings, solar)" in text
+    # A way that was never to be tuned.
+    assert cells_of(text, metrics.WORDS["svd"])[4:] == ["–", "–", "–"]
+
+
+# ── verdicts ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_nothing_is_judged_before_it_is_run():
+    assert {c.verdict for c in claims(Rows([]))} == {OPEN}
+    page = render([])
+    assert "0 of 168 cells were run" in page["results.md"]
+    assert not any("/" in name for name in page)
+
+
+def lowered(rows: list[dict], key: dict, points: float) -> list[dict]:
+    """The rows with one experiment's accuracies changed."""
+    found = Rows(rows).of(key).values()
+    assert found
+    changed = [id(r) for r in found]
+    return [
+        {**r, "accuracy": r["accuracy"] - points, "validation": r["validation"] - points}
+        if id(r) in changed
+        else r
+        for r in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("claim", "key", "points"),
+    [
+        ("near-ra", cell("vgg16", "covnorm", {"variance": 0.99}), 5),
+        ("joint", cell("vgg16", "covnorm-joint", {"variance": 0.99}), 5),
+        ("closed-form-0.9", cell("vgg16", "covnorm", {"variance": 0.9, "M": "random"}), -20),
+        ("well-trained", longer("vgg16"), -2),
+        ("order", cell("vgg16", "covnorm-joint", {"variance": 0.99}), 20),
+    ],
+)
+def test_a_verdict_turns_with_the_numbers(claim, key, points):
+    rows = made_up()
+    assert verdict_of(rows, claim) == HOLDS
+    assert verdict_of(lowered(rows, key, points), claim) == FAILS
+
+
+def test_a_gain_at_some_shares_is_said_so():
+    rows = made_up()
+    key = "loss-vgg16-not-tuned"
+    assert verdict_of(rows, key) == HOLDS
+    rows = lowered(rows, cut("vgg16", "loss", 16, False), 30)
+    assert verdict_of(rows, key) == "Holds at 1/8 and 1/32 alone"
+
+
+def test_an_interval_that_reaches_beyond_is_said_so():
+    key, other = cell("vgg16", "covnorm", {"variance": 0.99}), cell("vgg16", "ra")
+    for swing, verdict in ((0.1, HOLDS), (5.0, ON_THE_MEAN)):
+        rows = []
+        for i, domain in enumerate(DOMAINS):
+            rows.append(row(other, domain, 0, 70.0, 1))
+            rows.append(row(key, domain, 0, 70.0 + swing * (-1) ** i, 0.1))
+        assert verdict_of(rows, "near-ra") == verdict
+        # Six of seven domains: no verdict yet.
+        assert verdict_of(rows[:-1], "near-ra") == OPEN
+        # Too many parameters.
+        assert verdict_of([{**r, "parameters": RA} for r in rows], "near-ra") == FAILS
+
+
+def test_equal_parameters_are_read_between_the_points_of_a_curve():
+    rows = []
+    for domain in parameters.DOMAINS:
+        for r in parameters.RATIOS:  # ten points more with each doubling of parameters
+            rows.append(
+                row(cell("vgg16", "fta", {"rank": r}), domain, 0, 90 + 10 * math.log2(r), r)
+            )
+        for i, t in enumerate(parameters.THRESHOLDS):  # three above that line, between its points
+            size = 1.3 * 2.0 ** (i - 6)
+            key = cell("vgg16", "covnorm", {"variance": t})
+            rows.append(row(key, domain, 0, 93 + 10 * math.log2(size), size))
+    found = next(c for c in claims(Rows(rows)) if c.key == "equal-fta")
+    assert found.verdict == HOLDS
+    assert "+3.0" in found.numbers or "by 3.0" in found.numbers
+    # The two largest are beyond FTA's range: four of six, on two domains.
+    assert "8 points of" in found.numbers

@@ -1,0 +1,157 @@
+"""The page of results: made of the rows, and sound."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from result_rows import cells_of, full, made_up, row
+
+from benchmarks.paper import metric, table1
+from benchmarks.paper.page import DOCS, metrics, render, training
+from benchmarks.paper.page.rows import Rows, bench, cell
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "paper.jsonl"
+
+# ── the committed page ───────────────────────────────────────────────────────────────────────
+
+
+def committed() -> list[dict]:
+    return [json.loads(line) for line in RESULTS.read_text().splitlines()]
+
+
+def without_style(page: str) -> str:
+    """The sheet is the report's: a change of its looks is no change of a result."""
+    return re.sub(r"<style>.*?</style>", "", page, flags=re.S)
+
+
+def test_the_page_in_docs_is_made_of_the_rows_in_the_results():
+    made = render(committed())
+    remedy = "run `python -m benchmarks.paper page`"
+    for name, content in made.items():
+        file = DOCS / name
+        assert file.exists(), f"{file}: {remedy}"
+        assert without_style(file.read_text()) == without_style(content), f"{file}: {remedy}"
+    kept = {f"results/{f.name}" for f in (DOCS / "results").glob("*")}
+    assert kept == {name for name in made if "/" in name}, remedy
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_another_accuracy_is_another_page(which):
+    rows = made_up()
+    rows = [r for r in rows if r["method"] == "covnorm" and "M" not in r["options"]]
+    other = copy.deepcopy(rows)
+    other[which]["accuracy"] += 1.3
+    other[which]["tested"]["final"] += 1.3
+    page, changed = render(rows), render(other)
+    assert page == render(copy.deepcopy(rows))
+    assert page["results.md"] != changed["results.md"]
+    assert page["results.html"] != changed["results.html"]
+
+
+# ── the files ────────────────────────────────────────────────────────────────────────────────
+
+
+class Checked(HTMLParser):
+    """Faults of structure, and addresses that leave the folder."""
+
+    VOID = frozenset({"meta", "br", "img"})
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.faults: list[str] = []
+        self.ids: list[str] = []
+        self.feed(html)
+        self.close()
+        self.faults += [f"<{tag}> stays open" for tag in self.open]
+        self.faults += [f"id {i} twice" for i in {*self.ids} if self.ids.count(i) > 1]
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.handle_startendtag(tag, attrs)
+
+    def handle_startendtag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids += [given["id"]] if "id" in given else []
+        for name in ("href", "src"):
+            if re.match(r"\w+:|//", given.get(name) or ""):
+                self.faults.append(f"{tag} {name}={given[name]}")
+        if tag in ("script", "link", "iframe") or any(name.startswith("on") for name in given):
+            self.faults.append(f"<{tag}>")
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}> out of place")
+
+
+@pytest.mark.parametrize("bad", ["<p><b></p></b>", "<div>", '<a href="https://x.y">x</a>'])
+def test_the_checks_find_faults(bad):
+    assert Checked(bad).faults
+
+
+@pytest.mark.parametrize("rows", [(), made_up()], ids=["none", "all"])
+def test_the_html_is_well_formed_and_asks_no_other_host(rows):
+    html = full()["results.html"] if rows else render(rows)["results.html"]
+    assert Checked(html).faults == []
+    assert "http" not in html.replace("http-equiv", "")
+    assert html.count("<table") == html.count("<caption>")
+
+
+def test_every_figure_of_the_markdown_is_a_sound_svg():
+    made = full()
+    shown = set(re.findall(r"\]\((results/[^)]*)\)", made["results.md"]))
+    assert shown == {name for name in made if name.endswith(".svg")}
+    assert len(shown) == 9
+    for name in shown:
+        svg = ET.fromstring(made[name])
+        assert svg.attrib["aria-label"]
+        assert not re.search(r"(href|src)=\"(?!#)", made[name])
+
+
+def test_markdown_and_html_show_the_same_numbers():
+    made = full()
+    found = re.findall(r"^\| (?:RA|CovNorm) \| .*$", made["results.md"], re.M)
+    assert found
+    for line in found:
+        for part in line.strip("|").split("|"):
+            assert f">{part.strip()}<" in made["results.html"]
+
+
+def test_no_table_is_without_its_rows():
+    # Of the domains and of the gains: made of no rows of their own.
+    assert full()["results.md"].count("\n| :--") == full()["results.md"].count("<details>") + 3
+
+
+def test_the_rates_that_are_used_are_among_those_that_are_tried():
+    for backbone in ("vgg16", "efficientnet-lite0"):
+        for method in (*table1.SEVERAL, *table1.ONE):
+            assert bench(backbone).rate(method) in bench(backbone).rates(method)
+
+
+def test_the_better_rate_is_told_from_the_used_one():
+    low, high = bench("vgg16").rates("ra")
+    rows = []
+    for domain, values in (("objects", (60.0, 63.0)), ("sketches", (80.0, 79.0))):
+        for lr, value in zip((low, high), values, strict=True):
+            key = cell("vgg16", "ra", lr=lr)
+            rows.append({**row(key, domain, 0, 50.0, 1), "validation": value})
+            # Another seed is no part of the search.
+            rows.append({**row(key, domain, 1, 50.0, 1), "validation": 10.0})
+    line = cells_of(training.tried(Rows(rows), "vgg16").markdown(), "RA")
+    used = f"{bench('vgg16').rate('ra'):g}"
+    assert line == ["RA", f"{low:g}: 70.0", f"{high:g}: 71.0", f"{high:g}", used]
+    assert cells_of(training.tried(Rows(rows[:-2]), "vgg16").markdown(), "RA")[3] == "–"
+
+
+def test_every_way_has_a_name():
+    assert set(metric.WAYS) <= set(metrics.WORDS)
