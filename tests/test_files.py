@@ -28,7 +28,7 @@ from domain_files import (
 from torch import nn
 
 import torch_covnorm as cn
-from torch_covnorm import CovNormError
+from torch_covnorm import CovNormError, files
 
 # ── round trips ─────────────────────────────────────────────────────────────────────────────────
 
@@ -332,3 +332,41 @@ def test_a_read_only_folder_is_an_error_that_names_it():
         folder.chmod(0o755)
     assert contents(folder) == before
     shutil.rmtree(base)
+
+
+# ── statistics of norms ──────────────────────────────────────────────────────────────────────
+
+
+def with_norms(changed=False):
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(5))
+    backbone(torch.randn(8, 3, 6, 6))  # it has seen something
+    net = cn.MultiDomainNetwork(backbone.eval())
+    domain = net.add_domain("a", 2)
+    if changed:
+        domain.norms["1"].running_var.mul_(1.5)
+    return net.eval()
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_statistics_that_are_the_backbones_are_not_stored_and_come_back_to_the_bit(
+    tmp_path, changed
+):
+    net, x = with_norms(changed), torch.randn(3, 3, 6, 6)
+    record, tensors = files.packed(net, net.domain("a"), torch.float16)
+    assert record["statistics"] == ("own" if changed else "backbone")
+    assert ("norms.1.running_var" in tensors) == changed
+    net.save_domain("a", tmp_path / "a")
+    before = net(x, domain="a")
+    again = with_norms()
+    again.remove_domain("a")
+    again.load_domain(tmp_path / "a")
+    assert torch.equal(again.eval()(x, domain="a"), before)
+
+
+def test_statistics_that_are_missing_without_a_word_are_an_error():
+    net = with_norms()
+    record, tensors = files.packed(net, net.domain("a"), torch.float32)
+    here = Path("here")
+    with pytest.raises(cn.CovNormError, match="running_mean"):
+        files.unpacked(net, record | {"statistics": "own"}, tensors, "b", None, here, here)

@@ -28,6 +28,7 @@ SCALE = "#scale"  # beside an int8 matrix; no module's name has a "#"
 RECORD = "domain.json"
 DTYPES = (torch.float32, torch.float16)
 STORED = (*DTYPES, torch.int8)
+STATISTICS = ("num_batches_tracked", "running_mean", "running_var")
 
 
 def fingerprint(backbone: nn.Module, head: str | None) -> str:
@@ -68,11 +69,13 @@ def packed(
     """A domain as plain JSON and tensors by name; `unpacked` is the way back.
 
     In float16 a tensor that would overflow there keeps float32. In int8 matrices are whole numbers
-    with a scale a row (`rows_as_int8`), and all else is float16.
+    with a scale a row (`rows_as_int8`), and all else is float16. Statistics of norms that are the
+    backbone's own (``Training(norms="frozen")``) are not stored but taken from it again.
     """
     if dtype not in STORED:
         raise CovNormError(f"dtype={dtype}: domains are stored as float32, float16 or int8")
-    tensors = _stored(domain.stored(), dtype)
+    state, frozen = _without_statistics(net, domain.stored())
+    tensors = _stored(state, dtype)
     basis = None if domain.basis is None else net.basis(domain.basis)
     record = {
         "name": domain.name,
@@ -86,8 +89,27 @@ def packed(
         "weights": {name: weight.kind for name, weight in domain.weights.items()},
         "basis": basis and {"name": basis.name, "fingerprint": basis.fingerprint},
         "own": domain.own is not None,
+        "statistics": "backbone" if frozen else "own",
     }
     return record, tensors
+
+
+def _without_statistics(
+    net: MultiDomainNetwork, state: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], bool]:
+    """The state without the norms' statistics, if all of them are the backbone's to the bit."""
+    whole = net.backbone.state_dict()
+    found = {k for k in state if _is_statistic(k)}
+    for key in found:
+        _, name, rest = key.split(".", 2)
+        theirs = whole.get(f"{name.replace('/', '.')}.{rest}")
+        if theirs is None or not torch.equal(state[key].cpu(), theirs.cpu()):
+            return state, False
+    return {k: v for k, v in state.items() if k not in found}, bool(found)
+
+
+def _is_statistic(key: str) -> bool:
+    return key.startswith("norms.") and key.endswith(STATISTICS)
 
 
 def check_record(record: dict[str, Any], net: MultiDomainNetwork, own: nn.Module | None) -> None:
@@ -130,7 +152,7 @@ def unpacked(
         )
         domain.basis = None if basis is None else basis.name
     with records.blame(tensor_file):
-        _fill_(domain, tensors)
+        _fill_(domain, tensors, record.get("statistics") == "backbone")
     return domain
 
 
@@ -236,8 +258,10 @@ def _check_backbone(record: dict[str, Any], net: MultiDomainNetwork) -> None:
             )
 
 
-def _fill_(domain: Domain, tensors: dict[str, Tensor]) -> None:
+def _fill_(domain: Domain, tensors: dict[str, Tensor], frozen: bool) -> None:
+    """Check and take over all tensors; `frozen`: the norms' statistics are the backbone's."""
     own = domain.state_dict()
+    own = {k: v for k, v in own.items() if not (frozen and _is_statistic(k))}
     if set(own) != set(tensors):
         differ = sorted(set(own) ^ set(tensors))
         raise CovNormError(f"has other tensors than the domain needs: {', '.join(differ[:4])}")
