@@ -22,9 +22,12 @@ def test_the_demo_builds_an_ecology_and_goes_on_where_it_was(tmp_path, monkeypat
         "bare",
         "RA",
         "CovNorm",
+        "smallest",
         "joint",
     ]
-    ra, covnorm_, joint = said["rows"][1:]
+    ra, covnorm_, small, joint = said["rows"][1:]
+    assert small["bytes"] < ra["bytes"]
+    assert small["adapter"] <= ra["adapter"]
     assert ra["adapter"] == 311296
     assert covnorm_["adapter"] <= 311296 / 8
     assert covnorm_["of_bytes"] < 2
