@@ -10,6 +10,7 @@ import torch
 import wide_digits
 
 import torch_covnorm as cn
+from torch_covnorm.evaluation import Evaluation
 from torch_covnorm.run import Run
 from torch_covnorm.search import budgets, smallest_file
 from torch_covnorm.storage import PRECISIONS
@@ -220,6 +221,24 @@ def test_tuning_that_validates_worse_is_declined(case):
     assert not found["sound"].declined, "a control: what does not harm is kept"
     assert not small_digits.same(states["sound"], states["untuned"])
     assert found["sound"].accuracy >= found["untuned"].accuracy
+
+
+@pytest.mark.parametrize(
+    ("now", "floor", "declined"),
+    [(61.0, None, False), (56.0, None, False), (54.0, None, True), (56.0, 58.0, True)],
+)
+def test_worse_is_by_more_than_a_standard_error_or_below_the_promise(
+    now, floor, declined, monkeypatch
+):
+    """60 % of 96 images has a standard error of 5 points."""
+    net, data = wide_digits.network("d"), wide_digits.data()
+    run = Run(net, "d", *data, {}, cn.Training(), cn.Training())
+    run.floor = run.floor if floor is None else floor
+    said = iter([60.0, now])
+    monkeypatch.setattr("torch_covnorm.run.evaluate", lambda *_: Evaluation(0.0, next(said), 96))
+    with run.may_decline():
+        pass
+    assert run.declined == declined
 
 
 def test_without_validation_data_nothing_is_declined():

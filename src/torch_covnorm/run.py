@@ -64,6 +64,7 @@ class Run:
     joined: Joined | None = None
     predicted: dict[str, float | None] | None = None
     declined: bool = False
+    floor: float = -math.inf  # of the validation accuracy: `max_drop` promises it
     dtype: str | None = None
     storage: dict[str, dict[str, Any]] | None = None
 
@@ -134,29 +135,38 @@ class Run:
 
     @contextlib.contextmanager
     def may_decline(self) -> Iterator[None]:
-        """What is trained inside stays if it validates at least as well as what was there.
+        """What is trained inside stays, unless it validates clearly worse than what was there.
 
-        Both are measured as their files would have them, in the run's `dtype`.
+        Clearly: by more than one standard error of the validation accuracy, since training has seen
+        more images than those; or below `floor`, what `max_drop` promises. Both are measured as
+        their files would have them, in the run's `dtype`.
         """
         if self.val is None:
             yield
             return
         before = {k: t.clone() for k, t in tensors_of(self.domain).items()}
-        was = self._validated()
+        was, error = self._validated()
         yield
-        if not self._validated() >= was:
+        now, _ = self._validated()
+        if not (now >= was or now >= max(was - error, self.floor)):
             restore_(self.domain, before)
             self.declined = True
 
-    def _validated(self) -> float:
-        """Accuracy, or less loss where the labels have none; of what no file could hold, −∞."""
+    def _validated(self) -> tuple[float, float]:
+        """Accuracy and its standard error; less loss, and none, where the labels have no accuracy.
+
+        Of what no file could hold it is −∞.
+        """
         assert self.val is not None
         floats = (t for t in tensors_of(self.domain).values() if t.is_floating_point())
         if not all(t.isfinite().all() for t in floats):
-            return -math.inf
+            return -math.inf, 0.0
         with as_stored(self.net, self.name, self.dtype):
             found = evaluate(self.net, self.name, self.val)
-        return -found.loss if found.accuracy is None else found.accuracy
+        if found.accuracy is None:
+            return -found.loss, 0.0
+        share = found.accuracy / 100
+        return found.accuracy, 100 * math.sqrt(share * (1 - share) / found.n)
 
     def round(self) -> None:
         """Keep what each precision would cost; then be what the file in `dtype` will hold."""
