@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from benchmarks.domains import DOMAINS
-from benchmarks.paper import joint, parameters, table1, table2
+from benchmarks.paper import joint, parameters, smallest, table1, table2
 from benchmarks.paper.page import metrics, render
 from benchmarks.paper.page.claims import claims
 from benchmarks.paper.page.rows import Rows, bench, cell, cut, longer
@@ -95,6 +95,11 @@ def made_up() -> list[dict]:
             for domain in DOMAINS:
                 for seed in range(3):
                     add(cut(backbone, way, share, tuned), domain, seed, gain, 1 / share)
+        for way in smallest.METRICS:
+            key, dtype = cell(backbone, "covnorm", smallest.options(way)), "int8"
+            for domain in DOMAINS:
+                for seed in range(3):
+                    add(key, domain, seed, 0.0, 0.1 if way == "loss" else 0.2, dtype=dtype)
     for ratio in joint.RATIOS:
         for way in joint.WAYS:
             for tuned in (False, True):

@@ -14,7 +14,7 @@ from result_rows import RA, cells_of, made_up, row, verdict_of
 
 from benchmarks.domains import DOMAINS
 from benchmarks.paper import parameters
-from benchmarks.paper.page import metrics, render, stats, tables
+from benchmarks.paper.page import metrics, render, smallest, stats, tables
 from benchmarks.paper.page.claims import claims
 from benchmarks.paper.page.rows import Rows, cell, cut, longer, said
 from benchmarks.paper.page.verdicts import FAILS, HOLDS, ON_THE_MEAN, OPEN
@@ -199,6 +199,18 @@ def test_the_metric_table_is_of_domains_that_every_way_has():
     assert "6 of 7 domains (objects, products, digits, sketches, drawings, solar)" in text
     # A way that was never to be tuned.
     assert cells_of(text, metrics.WORDS["svd"])[4:] == ["–", "–", "–"]
+
+
+def test_the_smallest_files_are_means_over_domains_that_all_have():
+    rows = [r for r in made_up() if r["backbone"] == "vgg16"]
+    text = smallest.table(Rows(rows), "vgg16").markdown()
+    found = cells_of(text, "metric of the loss")
+    assert found[1:4] == ["400 kB", "10.0 %", "int8 21"]
+    assert cells_of(text, "metric of the variance")[1] == "800 kB"
+    fewer = [r for r in rows if r["domain"] != "faces" or "max_drop" not in str(r.get("options"))]
+    text = smallest.table(Rows(fewer), "vgg16").markdown()
+    assert "6 of 7 domains" in text
+    assert cells_of(text, "metric of the loss")[3] == "int8 18"
 
 
 # ── verdicts ─────────────────────────────────────────────────────────────────────────────────

@@ -246,13 +246,16 @@ class Bench:
 
     def measured(self, name: str, done: cn.Adapted) -> dict[str, Any]:
         """Accuracy, parameters and bytes of a domain."""
-        account = cn.account(self.net, name)
+        account, sizes = cn.account(self.net, name), self.sizes(name)
+        if done.dtype is not None and done.storage is not None:  # rounded to what was chosen
+            sizes |= {"bytes": done.storage[done.dtype]["bytes"], "dtype": done.dtype}
         return {
             "accuracy": done.tested["final"],
             "validation": done.accuracy,
             "tested": done.tested,
             "stages": done.stages,
-            **self.sizes(name),
+            "declined": done.declined,
+            **sizes,
             "shared": account.parameters["shared"],
             "of_ra": account.share("ra", ("adapter", "mask")),
             "of_network": account.share("network", ("adapter", "mask")),

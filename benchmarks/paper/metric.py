@@ -3,7 +3,7 @@
 Residual adapters are trained once a domain and seed, then cut to 1/8, 1/16 and 1/32 of their
 parameters: by CovNorm with one threshold t (the paper), with one budget in the metric of the
 variance (the PCA of y) and of the loss, and by the neighbours. Measured as they are; the two
-metrics also tuned.
+metrics and SVD with one budget also tuned.
 
 The gradients are those of the validation images. On its training images a network is so sure that
 all but a few have none, and G is noise: "loss-train" shows what that costs.
@@ -22,6 +22,7 @@ from .neighbours import CUTS, Trained, apply_, one_threshold
 
 SHARES = (8, 16, 32)
 METRICS = ("variance", "loss")
+TUNED = (*METRICS, "svd-greedy")
 WAYS = ("threshold", *METRICS, "loss-train", *CUTS)
 
 
@@ -39,7 +40,7 @@ def keys(bench: Bench, domain: str, seed: int) -> list[dict[str, Any]]:
     return [
         {**base, "method": "cut", "way": way, "share": share, "tuned": tuned}
         for way, share, tuned in wanted
-        if way in METRICS or not tuned
+        if way in TUNED or not tuned
     ]
 
 

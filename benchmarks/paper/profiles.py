@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..ledger import Lines
-from . import dimensions, joint, metric, parameters, rates, table1, table2
+from . import dimensions, joint, metric, parameters, rates, smallest, table1, table2
 from .bench import EPOCHS, Bench
 
 SEEDS = (0, 1, 2)
 QUICK = ("ra", "bn", "fta", "svd-fta", "covnorm", "covnorm-joint")
-PIECES = ("rates", "table1", "trained", "dimensions", "parameters", "metric", "joint", "table2")
+PIECES = (
+    *("rates", "table1", "trained", "dimensions", "parameters"),
+    *("metric", "smallest", "joint", "table2"),
+)
 
 
 def quick(lines: Lines, folder: Path | None = None) -> Bench:
@@ -48,6 +51,11 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
             for bench in (lite, vgg):
                 metric.run(bench, bench.domains, [seed])
 
+    def smallest_() -> None:
+        for seed in SEEDS:
+            for bench in (lite, vgg):
+                smallest.run(bench, bench.domains, [seed])
+
     def table2_() -> None:
         small = Bench("resnet26", lines, folder)
         table2.run(small, small.domains, SEEDS[:1], table2.METHODS)
@@ -59,6 +67,7 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
         "dimensions": lambda: dimensions.run(vgg, vgg.domains, SEEDS[:1]),
         "parameters": lambda: parameters.run(vgg, two(vgg), SEEDS[:1]),
         "metric": metric_,
+        "smallest": smallest_,
         "joint": lambda: joint.run(lite, lite.domains, SEEDS),
         "table2": table2_,
     }

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...ledger import Lines
-from . import charts, drawing, metrics, tables, text, training
+from . import charts, drawing, metrics, smallest, tables, text, training
 from .blocks import Block, Figure, Heading, Text
 from .claims import claims
 from .rows import Row, Rows
@@ -61,6 +61,7 @@ def _blocks(found: Rows) -> list[Block]:
             metrics.table(found, backbone),
             charts.by_metric(found, backbone),
             metrics.gains(found, backbone),
+            smallest.table(found, backbone),
         ]
     blocks += [
         Heading("Shared bases in three ways"),

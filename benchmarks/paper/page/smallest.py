@@ -1,0 +1,40 @@
+"""The table of the smallest files: what the default of ``covnorm add`` rests on."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+
+from ..profiles import SEEDS
+from ..smallest import METRICS, options
+from . import stats
+from .blocks import Table
+from .numbers import NONE, share, spread
+from .rows import Rows, cell, said
+
+
+def table(found: Rows, backbone: str) -> Table:
+    """Bytes, parameters and accuracy of the smallest file in each metric, beside RA."""
+    keys = {m: cell(backbone, "covnorm", options(m)) for m in METRICS}
+    ra = cell(backbone, "ra")
+    there = set.intersection(*(set(found.of(k)) for k in (ra, *keys.values())))
+    domains = sorted({d for d, _ in there}, key=found.domains.index)
+    whole, body = found.mean(ra, "parameters"), []
+    for name, key in (("RA, float32", ra), *((f"metric of the {m}", k) for m, k in keys.items())):
+        rows = [row for place, row in found.of(key).items() if place in there]
+        size = f"{statistics.fmean(r['bytes'] for r in rows) / 1e3:.0f} kB" if rows else NONE
+        parts = statistics.fmean(r["parameters"] for r in rows) if rows else None
+        kinds = Counter(r["dtype"] for r in rows if r.get("dtype"))
+        precisions = ", ".join(f"{k} {n}" for k, n in sorted(kinds.items())) or NONE
+        cells = [spread(stats.over_seeds(found.values(key, f), domains))
+                 for f in ("validation", "accuracy")]  # fmt: skip
+        body.append([name, size, share(parts, whole), precisions, *cells])
+    caption = (
+        f"The smallest file within half a point of RA on validation, on {backbone}: means over "
+        f"{len(domains)} of {len(found.domains)} domains, with norms, head and record in the file."
+    )
+    head = ["", "file", "of RA's parameters", "precisions", "validation %", "test %"]
+    wanted = len(keys) * len(found.domains) * len(SEEDS)
+    rows_of = [said(k) for k in (ra, *keys.values())]
+    run = (found.count(keys.values()), wanted)
+    return Table(caption, head, body, backbone, rows_of, run, (0, 3))

@@ -1,0 +1,27 @@
+"""What `covnorm add` does by itself: the smallest file within half a point of RA on validation.
+
+Over ranks in either metric and float32, float16, int8. It decides which metric is the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .bench import Bench
+
+METRICS = ("variance", "loss")
+
+
+def options(metric: str) -> dict[str, Any]:
+    """Of CovNorm."""
+    return {"metric": metric, "max_drop": 0.5, "dtype": "smallest"}
+
+
+def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
+    """All cells."""
+    names = list(names)
+    for seed in seeds:
+        for domain in names:
+            for metric in METRICS:
+                bench.cell("covnorm", domain, seed, **options(metric))
