@@ -77,8 +77,8 @@ def made_up() -> list[dict]:
         for backbone in ("vgg16", "efficientnet-lite0"):
             for method, options in (("ra", {}), ("covnorm", {"variance": 0.99})):
                 of = bench(backbone)
-                (lr,) = {*of.rates(method)} - {of.rate(method)}
-                add(cell(backbone, method, options, lr=lr), domain, 0, -9.0, 0.12)
+                for lr in {*of.rates(method)} - {of.rate(method)}:
+                    add(cell(backbone, method, options, lr=lr), domain, 0, -9.0, 0.12)
         for seed in range(3):
             add(cell("efficientnet-lite0", "ra"), domain, seed, 0.0, 1.0)
     there = [(r["method"], r["options"], r["domain"], r["seed"]) for r in rows]

@@ -139,18 +139,19 @@ def test_the_rates_that_are_used_are_among_those_that_are_tried():
 
 
 def test_the_better_rate_is_told_from_the_used_one():
-    low, high = bench("vgg16").rates("ra")
+    low, middle, high = bench("vgg16").rates("ra")
     rows = []
-    for domain, values in (("objects", (60.0, 63.0)), ("sketches", (80.0, 79.0))):
-        for lr, value in zip((low, high), values, strict=True):
+    for domain, values in (("objects", (60.0, 55.0, 63.0)), ("sketches", (80.0, 75.0, 79.0))):
+        for lr, value in zip((low, middle, high), values, strict=True):
             key = cell("vgg16", "ra", lr=lr)
             rows.append({**row(key, domain, 0, 50.0, 1), "validation": value})
             # Another seed is no part of the search.
             rows.append({**row(key, domain, 1, 50.0, 1), "validation": 10.0})
     line = cells_of(training.tried(Rows(rows), "vgg16").markdown(), "RA")
     used = f"{bench('vgg16').rate('ra'):g}"
-    assert line == ["RA", f"{low:g}: 70.0", f"{high:g}: 71.0", f"{high:g}", used]
-    assert cells_of(training.tried(Rows(rows[:-2]), "vgg16").markdown(), "RA")[3] == "–"
+    tried = [f"{low:g}: 70.0", f"{middle:g}: 65.0", f"{high:g}: 71.0"]
+    assert line == ["RA", *tried, f"{high:g}", used]
+    assert cells_of(training.tried(Rows(rows[:-2]), "vgg16").markdown(), "RA")[4] == "–"
 
 
 def test_every_way_has_a_name():

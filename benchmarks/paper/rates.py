@@ -1,4 +1,4 @@
-"""The learning rate of every method: the better of two on validation, over two domains, one seed.
+"""The learning rate of every method: the best of three on validation, two domains, one seed.
 
 The same search for all of them; the choice is written down in `bench.RATES`.
 """
@@ -17,7 +17,7 @@ SEARCH = ("objects", "sketches")
 
 
 def run(bench: Bench, methods: Iterable[str]) -> None:
-    """Every method at both rates. Those of joint mode take the rate of their like alone."""
+    """Every method at every rate. Those of joint mode take the rate of their like alone."""
     for method in methods:
         if cn.METHODS[method].joint or method == "svd":
             continue

@@ -56,8 +56,8 @@ def set_up() -> list[Block]:
                 f"for {EPOCHS} epochs; what starts from RA's A is tuned for {TUNING} more; every "
                 f"other method trains for {WHOLE}. So all have seen the images as often, but RA "
                 "itself, which has seen them less. In the tables of methods a tuning that "
-                "validates worse than what it started from is undone.",
-                "**Equal tuning**: every method has the same search, the better of two learning "
+                "validates clearly worse than what it started from is undone.",
+                "**Equal tuning**: every method has the same search, the best of three learning "
                 f"rates on the validation images of {' and '.join(rates.SEARCH)}, one seed. Joint "
                 "methods take the rate of their like alone. Test images choose no setting.",
                 f"**Seeds**: {len(SEEDS)} for {several}, one for the rest. A seed sets head, "

@@ -53,5 +53,5 @@ def tried(found: Rows, backbone: str) -> Table:
         f"Learning rates on {backbone}: mean validation accuracy in percent on {where}, seed 0, "
         "and the rate of all other results. Methods that start from a trained A are tuned at it."
     )
-    head = ["method", "lower rate", "higher rate", "better", "used"]
+    head = ["method", "lowest rate", "middle", "highest", "best", "used"]
     return Table(caption, head, body, backbone, [said(k) for k in keys if found.of(k)])
