@@ -16,7 +16,7 @@ from benchmarks.domains import DOMAINS
 from benchmarks.paper import parameters
 from benchmarks.paper.page import metrics, render, smallest, stats, tables
 from benchmarks.paper.page.claims import claims
-from benchmarks.paper.page.rows import Rows, cell, cut, longer, said
+from benchmarks.paper.page.rows import Rows, bench, cell, cut, longer, said
 from benchmarks.paper.page.verdicts import FAILS, HOLDS, ON_THE_MEAN, OPEN
 
 # ── statistics against numbers worked out by hand ────────────────────────────────────────────
@@ -111,7 +111,13 @@ def test_a_pointer_finds_its_rows_in_the_file():
     where = {"backbone": "vgg16", "domain": "objects", "images": "x", "seed": 0}
     line = json.dumps({**where, **{k: v for k, v in key.items() if k != "backbone"}, "accuracy": 1})
     assert said(key) in line
-    way = {"method": "cut", "way": "loss", "share": 8, "tuned": True}
+    way = {
+        "method": "cut",
+        "way": "loss",
+        "share": 8,
+        "tuned": True,
+        "lr": bench("vgg16").rate("covnorm"),
+    }
     assert said(cut("vgg16", "loss", 8, True)) in json.dumps({**where, **way})
     assert said(cell("vgg16", "ra")) not in line
 

@@ -32,8 +32,8 @@ WHOLE = EPOCHS + TUNING  # epochs of a method that does not start from a trained
 # The best of three by validation on two domains: ``python -m benchmarks.paper rates``.
 # For methods that start from a trained A it is the tuning's rate.
 RATES: Mapping[str, Mapping[str, float]] = {
-    "vgg16": {"ra": 1e-3, "covnorm": 3e-3},
-    "efficientnet-lite0": {"ra": 3e-3},
+    "vgg16": {"ra": 1e-3, "covnorm": 3e-4},
+    "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4},
     "resnet26": {"ra": 3e-3},
 }
 GENTLE = ("fnft", "lwf", "piggyback")  # weights that were trained already

@@ -41,6 +41,12 @@ def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
                     _run(bench, names, seed, key)
 
 
+def keys(bench: Bench, domain: str, seed: int, key: dict[str, Any]) -> list[dict[str, Any]]:
+    """Of the two rows of a domain: as it comes, and tuned."""
+    where = {**bench.where(domain, seed), **key}
+    return [{**where, "tuned": False}, {**where, "tuned": True, "lr": bench.rate("covnorm")}]
+
+
 def _run(bench: Bench, names: Sequence[str], seed: int, key: dict[str, Any]) -> None:
     net, start = bench.net, time.perf_counter()
     cells = {d: f"cell-{d}" for d in names}
@@ -50,11 +56,10 @@ def _run(bench: Bench, names: Sequence[str], seed: int, key: dict[str, Any]) -> 
     own, shared = _share(bench, cells, trained, key["way"], key["ratio"], seed)
     print("…", *key.values(), seed, f"{time.perf_counter() - start:.0f} s", flush=True)
     for d in names:
-        for tuned in (False, True):
-            where = {**bench.where(d, seed), **key, "tuned": tuned}
+        for where in keys(bench, d, seed, key):
             start = time.perf_counter()
-            if tuned:
-                parts, rate = bench.parts(d), bench.rate("covnorm")
+            if where["tuned"]:
+                parts, rate = bench.parts(d), where["lr"]
                 tuning = {"epochs": TUNING, "lr": rate, "norms": "frozen", "seed": seed}
                 cn.fit(net, cells[d], parts["train"], parts["val"], progress=False, **tuning)
             accuracy = cn.evaluate(net, cells[d], bench.parts(d)["test"]).accuracy

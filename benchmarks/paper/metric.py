@@ -37,8 +37,16 @@ def keys(bench: Bench, domain: str, seed: int) -> list[dict[str, Any]]:
     """What the rows of one domain and seed are found by."""
     base = bench.where(domain, seed)
     wanted = [(w, s, t) for s in SHARES for w in WAYS for t in (False, True)]
+    rate = {"lr": bench.rate("covnorm")}
     return [
-        {**base, "method": "cut", "way": way, "share": share, "tuned": tuned}
+        {
+            **base,
+            "method": "cut",
+            "way": way,
+            "share": share,
+            "tuned": tuned,
+            **(rate if tuned else {}),
+        }
         for way, share, tuned in wanted
         if way in TUNED or not tuned
     ]
@@ -60,8 +68,7 @@ def _run(bench: Bench, domain: str, seed: int) -> None:
         seen = trained["plain" if key["way"] == "loss-train" else "val"]
         cut_(seen, "cut", key["way"].removesuffix("-train"), key["share"])
         if key["tuned"]:
-            rate = bench.rate("covnorm")
-            tuning = {"epochs": TUNING, "lr": rate, "norms": "frozen", "seed": seed}
+            tuning = {"epochs": TUNING, "lr": key["lr"], "norms": "frozen", "seed": seed}
             cn.fit(net, "cut", parts["train"], parts["val"], progress=False, **tuning)
         if key["way"] not in CUTS:
             cn.absorb_(net, "cut")

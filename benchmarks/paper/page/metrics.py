@@ -12,7 +12,7 @@ from ..profiles import SEEDS
 from . import stats
 from .blocks import Table
 from .numbers import NONE, share, spread
-from .rows import Rows, cell, cut, said
+from .rows import Rows, bench, cell, cut, said
 
 WORDS = {
     "threshold": "CovNorm, one threshold (the paper)",
@@ -29,7 +29,7 @@ STAGES = {False: "not tuned", True: "tuned"}
 
 def planned() -> list[tuple[str, int, bool]]:
     """(way, share, tuned) of every cell of a domain and seed."""
-    nowhere: Any = SimpleNamespace(where=lambda *_: {})
+    nowhere: Any = SimpleNamespace(where=lambda *_: {}, rate=lambda _: 0.0)
     return [(k["way"], k["share"], k["tuned"]) for k in metric.keys(nowhere, "", 0)]
 
 
@@ -146,7 +146,8 @@ def shared(found: Rows, backbone: str = "efficientnet-lite0") -> Table:
 
 def _joint(backbone: str, ratio: float, way: str, tuned: bool, n: int) -> Mapping[str, Any]:
     key = {"backbone": backbone, "method": "shared", "way": way, "ratio": ratio}
-    return {**key, "sharing": n, "tuned": tuned}
+    key |= {"sharing": n, "tuned": tuned}
+    return {**key, "lr": bench(backbone).rate("covnorm")} if tuned else key
 
 
 def joint_gain(
