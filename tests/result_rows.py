@@ -105,7 +105,7 @@ def made_up() -> list[dict]:
             for tuned in (False, True):
                 key = {"backbone": "efficientnet-lite0", "method": "shared", "way": way}
                 key |= {"ratio": ratio, "sharing": len(DOMAINS), "tuned": tuned}
-                key |= {"lr": bench("efficientnet-lite0").rate("covnorm")} if tuned else {}
+                key |= {"lr": bench("efficientnet-lite0").rate("cut")} if tuned else {}
                 for domain in DOMAINS:
                     add(key, domain, 0, 3 * tuned - 5, ratio**2, shared=70_000)
     for method in table2.METHODS:

@@ -116,7 +116,7 @@ def test_a_pointer_finds_its_rows_in_the_file():
         "way": "loss",
         "share": 8,
         "tuned": True,
-        "lr": bench("vgg16").rate("covnorm"),
+        "lr": bench("vgg16").rate("cut"),
     }
     assert said(cut("vgg16", "loss", 8, True)) in json.dumps({**where, **way})
     assert said(cell("vgg16", "ra")) not in line

@@ -44,7 +44,7 @@ def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
 def keys(bench: Bench, domain: str, seed: int, key: dict[str, Any]) -> list[dict[str, Any]]:
     """Of the two rows of a domain: as it comes, and tuned."""
     where = {**bench.where(domain, seed), **key}
-    return [{**where, "tuned": False}, {**where, "tuned": True, "lr": bench.rate("covnorm")}]
+    return [{**where, "tuned": False}, {**where, "tuned": True, "lr": bench.rate("cut")}]
 
 
 def _run(bench: Bench, names: Sequence[str], seed: int, key: dict[str, Any]) -> None:

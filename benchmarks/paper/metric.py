@@ -37,7 +37,7 @@ def keys(bench: Bench, domain: str, seed: int) -> list[dict[str, Any]]:
     """What the rows of one domain and seed are found by."""
     base = bench.where(domain, seed)
     wanted = [(w, s, t) for s in SHARES for w in WAYS for t in (False, True)]
-    rate = {"lr": bench.rate("covnorm")}
+    rate = {"lr": bench.rate("cut")}
     return [
         {
             **base,

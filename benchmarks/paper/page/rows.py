@@ -118,7 +118,7 @@ def cell(
 def cut(backbone: str, way: str, share: int, tuned: bool) -> dict[str, Any]:
     """The key of a cut to 1/share of A's parameters."""
     key = {"backbone": backbone, "method": "cut", "way": way, "share": share, "tuned": tuned}
-    return {**key, "lr": bench(backbone).rate("covnorm")} if tuned else key
+    return {**key, "lr": bench(backbone).rate("cut")} if tuned else key
 
 
 def longer(backbone: str) -> dict[str, Any]:
