@@ -275,7 +275,11 @@ def test_an_interrupted_add_says_that_it_goes_on_and_does(house, tmp_path):
     args = ["add", "more", str(house / "digits.npz"), "--size", "32", "--budget", "0.005"]
     args += ["--epochs", "40", "--threads", "1"]
     with subprocess.Popen(
-        [sys.executable, "-m", "torch_covnorm", *args], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "torch_covnorm", *args],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell's background jobs ignore SIGINT, and their children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
         said = next(line for line in process.stderr if line.startswith("train"))
