@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: demo recipe test check setup format bench bench-methods clean
 
-demo: setup  ## an ecology of four real tasks on one real network, in about six minutes
+demo: setup  ## an ecology of four real tasks on one real network, in some ten minutes
 	$(BIN)/covnorm demo
 
 recipe: setup  ## the whole paper on one task, top to bottom in one file, in about two minutes

@@ -45,7 +45,7 @@ def demo(
 ) -> None:
     """Build an ecology of four real tasks on EfficientNet-Lite0: add, join, switch, report.
 
-    The images come with the package, the ImageNet weights with the extra `default`. About seven
+    The images come with the package, the ImageNet weights with the extra `default`. Some ten
     minutes on two cores; interrupted, it goes on.
     """
     screen = Screen(json, quiet)
@@ -120,7 +120,7 @@ def _shown(
         table("", heads, means),
         f"adapter: parameters as the paper counts; joint: {shared:,} more are shared by the four",
         f"smallest: ranks in the metric of the {METRIC}, precision ({_precisions(small)}), for at "
-        f"most {DROP} points of validation accuracy less than RA, as covnorm add chooses them",
+        f"most {DROP} points of validation accuracy less than RA: add --metric {METRIC} chooses so",
         "file: float16 elsewhere; norms, head and record too; of its %: of the backbone's bytes",
     ]
 
@@ -235,7 +235,7 @@ def _rows(
             mean(r["bytes"] for r in a),
         ),
         row(
-            "smallest, within ½ point",
+            "smallest file",
             *(mean(r[k] for r in small.values()) for k in ("accuracy", "parameters", "bytes")),
         ),
         row(
