@@ -3,7 +3,8 @@
 Residual adapters are trained once a domain and seed, then cut to 1/8, 1/16 and 1/32 of their
 parameters: by CovNorm with one threshold t (the paper), with one budget in the metric of the
 variance (the PCA of y) and of the loss, and by the neighbours. Measured as they are; the two
-metrics and SVD with one budget also tuned.
+metrics and SVD with one budget also tuned. Three seeds have the question itself, which is the two
+metrics, and SVD with one budget as it is; the rest is of the first seed.
 
 The gradients are those of the validation images. On its training images a network is so sure that
 all but a few have none, and G is noise: "loss-train" shows what that costs.
@@ -22,8 +23,10 @@ from .neighbours import CUTS, Trained, apply_, one_threshold
 
 SHARES = (8, 16, 32)
 METRICS = ("variance", "loss")
-TUNED = (*METRICS, "svd-greedy")
 WAYS = ("threshold", *METRICS, "loss-train", *CUTS)
+TUNED = (*METRICS, "svd-greedy")
+SEVERAL = {False: TUNED, True: METRICS}  # tuned or not: the ways of every seed
+ONE = {False: WAYS, True: TUNED}  # of the first
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
@@ -36,7 +39,8 @@ def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
 def keys(bench: Bench, domain: str, seed: int) -> list[dict[str, Any]]:
     """What the rows of one domain and seed are found by."""
     base = bench.where(domain, seed)
-    wanted = [(w, s, t) for s in SHARES for w in WAYS for t in (False, True)]
+    ways = SEVERAL if seed else ONE
+    wanted = [(w, s, t) for s in SHARES for w in WAYS for t in (False, True) if w in ways[t]]
     rate = {"lr": bench.rate("cut")}
     return [
         {
@@ -48,7 +52,6 @@ def keys(bench: Bench, domain: str, seed: int) -> list[dict[str, Any]]:
             **(rate if tuned else {}),
         }
         for way, share, tuned in wanted
-        if way in TUNED or not tuned
     ]
 
 
