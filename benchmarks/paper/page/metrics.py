@@ -68,8 +68,8 @@ def table(found: Rows, backbone: str) -> Table:
     caption = (
         f"Mean test accuracy in percent on {backbone}, over {over}; ± is its standard error over "
         f"seeds; without it, of seed 0 alone. RA itself on the same: {spread(ra)}. {NONE}: not "
-        f"run, or not of all of these. Tuned at {bench(backbone).rate('cut'):g}, the best rate of those "
-        "in the file on the validation images of objects and sketches, seed 0."
+        f"run, or not of all of these. Tuned at {bench(backbone).rate('cut'):g}, the best rate of "
+        "those in the file on the validation images of objects and sketches, seed 0."
     )
     wanted = len(found.domains) * sum(len(planned(seed)) for seed in SEEDS)
     head = ["A cut to a share of its parameters by", *(f"1/{s}, {STAGES[t]}" for s, t in stages)]
