@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..ledger import Lines
-from . import dimensions, joint, metric, parameters, rates, smallest, table1, table2
+from . import again, dimensions, joint, metric, parameters, rates, smallest, table1, table2
 from .bench import EPOCHS, Bench
 
 SEEDS = (0, 1, 2)
 QUICK = ("ra", "bn", "fta", "svd-fta", "covnorm", "covnorm-joint")
 PIECES = (
     *("rates", "table1", "trained", "dimensions", "parameters"),
-    *("metric", "smallest", "joint", "table2"),
+    *("metric", "smallest", "joint", "table2", "again"),
 )
 
 
@@ -60,6 +60,10 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
         small = Bench("resnet26", lines, folder)
         table2.run(small, small.domains, SEEDS[:1], table2.METHODS)
 
+    def again_() -> None:
+        for bench in (vgg, lite):
+            again.run(bench)
+
     runs: dict[str, Callable[[], None]] = {
         "rates": rates_,
         "table1": table1_,
@@ -70,5 +74,6 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
         "smallest": smallest_,
         "joint": lambda: joint.run(lite, lite.domains, SEEDS),
         "table2": table2_,
+        "again": again_,
     }
     runs[name]()

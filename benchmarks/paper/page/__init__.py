@@ -73,6 +73,8 @@ def _blocks(found: Rows) -> list[Block]:
         tables.second(found),
         Heading("Is RA trained well enough?"),
         training.trained(found),
+        Heading("The same cell twice"),
+        training.again(found) or _later("again"),
         Heading("Learning rates that were tried"),
         *(training.tried(found, backbone) for backbone in ("vgg16", "efficientnet-lite0")),
     ]

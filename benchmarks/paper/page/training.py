@@ -29,6 +29,21 @@ def trained(found: Rows) -> Table:
                  [said(k) for k in keys.values()], run)  # fmt: skip
 
 
+def again(found: Rows) -> Table | None:
+    """Cells that were run twice with one seed."""
+    rows = [r for r in found.all if r["method"] == "again"]
+    body = [
+        [r["backbone"], NAMES[r["of"]], r["domain"], f"{r['first']:.4f}", f"{r['accuracy']:.4f}"]
+        for r in rows
+    ]
+    head = ["backbone", "method", "domain", "first", "again"]
+    caption = (
+        "Test accuracy in percent of the same cell with the same seed, run twice: "
+        'the rows with `"method": "again"`.'
+    )
+    return Table(caption, head, body, left=range(3)) if rows else None
+
+
 def tried(found: Rows, backbone: str) -> Table:
     """The learning rates that were tried, on validation; see `rates.run`."""
     body, keys = [], []
