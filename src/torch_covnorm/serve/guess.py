@@ -1,0 +1,153 @@
+"""`domain: auto`: whose image is it? By the statistics that every domain keeps of A's input.
+
+An image goes through the first layers as each domain has them, and the mean m of its features at a
+site is compared with the domain's: ``(m - mu)^T Sigma^{-1} (m - mu) / d``, summed over a few sites.
+The nearest domain is the answer, and fits if the image is about as near as the domain's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.decode import load_image
+from ..data.loader import as_input
+from ..ecology import Ecology
+from ..errors import CovNormError
+from ..network import MultiDomainNetwork
+from ..prediction import check_preprocessing, preprocessing
+from ..routing import stepwise
+
+SITES = 4  # the first ones: cheap, and they tell domains apart best
+FLOOR = 1e-3  # of the largest eigenvalue
+FITS = 4.0  # times the median distance of the domain's own examples
+
+
+class _Enough(Exception):
+    """All sites were seen; the rest of the network need not run."""
+
+
+@dataclass
+class _Known:
+    """A domain's statistics at the first sites: means, and matrices that whiten."""
+
+    version: str
+    sites: dict[str, tuple[Tensor, Tensor]]
+    typical: float
+
+
+class Guesser:
+    """Knows every domain by its first layers alone, so that thousands fit into little memory."""
+
+    def __init__(self, ecology: Ecology) -> None:
+        self.ecology = ecology
+        self._net: MultiDomainNetwork | None = None
+        self._known: dict[str, _Known | None] = {}
+
+    @property
+    def net(self) -> MultiDomainNetwork:
+        """A network of its own, as it keeps only the beginning of each domain."""
+        if self._net is None:
+            self._net = self.ecology.network().eval()
+        return self._net
+
+    def guess(
+        self,
+        wanted: Mapping[str, tuple[Any, str]],
+        images: Mapping[Any, np.ndarray],
+    ) -> list[dict[str, Any]]:
+        """[{"domain", "distance", "chance", "fits"}], nearest first.
+
+        wanted: {domain: (key of its image, version)}. images: uint8 (3, size, size) by key.
+        """
+        for name in set(self._known) - set(wanted):
+            self._forget(name)
+        found = []
+        for name, (key, version) in wanted.items():
+            known = self._of(name, version)
+            if known is None:
+                continue
+            x = torch.from_numpy(images[key])[None]
+            distance = float(self._distances(name, known, x)[0])
+            found.append({"domain": name, "distance": distance, "typical": known.typical})
+        found.sort(key=lambda f: f["distance"])
+        scale = found[0]["typical"] if found else 1.0
+        weights = [math.exp(-(f["distance"] - found[0]["distance"]) / scale) for f in found]
+        for f, weight in zip(found, weights, strict=True):
+            f["fits"] = f["distance"] <= FITS * f.pop("typical")
+            f["chance"] = weight / sum(weights)
+        return found
+
+    def _of(self, name: str, version: str) -> _Known | None:
+        known = self._known.get(name)
+        if name in self._known and (known is None or known.version == version):
+            return known
+        self._forget(name)
+        try:
+            found = self._read(name, version)
+        except CovNormError:
+            found = None
+        self._known[name] = found
+        return found
+
+    def _read(self, name: str, version: str) -> _Known | None:
+        """Its statistics, and how far its own examples are from them."""
+        moments = self.ecology.moments(name)
+        how = check_preprocessing(self.ecology.record(name)["preprocessing"], name)
+        sites = [site for site in self.net.sites if site in moments][:SITES]
+        if not sites:
+            return None
+        domain = self.ecology.load(self.net, name).eval()
+        for site in [s for s in domain.adapters if s not in sites]:
+            del domain.adapters[site]
+        statistics = {}
+        for site in sites:
+            E, P = moments[site].pca()
+            white = P / E.clamp(min=FLOOR * float(E[0])).sqrt() / len(E) ** 0.5
+            statistics[site] = (moments[site].mean.float(), white.float())
+        known = _Known(version, statistics, math.inf)
+        own = [load_image(b, how["size"], how["fit"]) for b in self.ecology.examples(name).values()]
+        if own:
+            known.typical = float(self._distances(name, known, torch.stack(own)).median())
+        return known
+
+    def _forget(self, name: str) -> None:
+        self._known.pop(name, None)
+        if self._net is not None and name in self._net.domains:
+            self._net.remove_domain(name)
+
+    @torch.no_grad()
+    def _distances(self, name: str, known: _Known, images: Tensor) -> Tensor:
+        """(n,) of images (n, 3, s, s), through the first layers of the domain."""
+        x = as_input(images, preprocessing(self.net, name))
+        total, last = torch.zeros(len(x)), next(reversed(known.sites))
+        hooks = []
+
+        def watch(site: str) -> Any:
+            mean, white = known.sites[site]
+
+            def hook(_: torch.nn.Module, args: tuple[Tensor]) -> None:
+                features = args[0].flatten(2).mean(2) if args[0].ndim == 4 else args[0]
+                features = features.reshape(len(x), -1, features.shape[-1]).mean(1)
+                total.add_(((features - mean) @ white).square().sum(1))
+                if site == last:
+                    raise _Enough
+
+            return hook
+
+        for site in known.sites:
+            hooks.append(self.net.domain(name).maps[site].register_forward_pre_hook(watch(site)))
+        try:
+            with contextlib.suppress(_Enough), stepwise():
+                self.net(x, domain=name)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return total

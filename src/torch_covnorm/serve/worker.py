@@ -1,0 +1,187 @@
+"""The process that computes: the network and the domains in memory, and nothing of HTTP.
+
+It does what the pipe says, each message a tuple whose first word is a command, and answers over the
+same pipe. Domains load in threads of their own, so that a load never stands before a batch.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..data.loader import as_input
+from ..ecology import Ecology
+from ..errors import CovNormError
+from ..prediction import preprocessing
+from .catalog import version_of
+from .guess import Guesser
+from .upload import keep
+
+LOADERS = 4  # threads that load domains
+
+# An answer to one image: [(label, probability)], best first; or why there is none.
+Answer = list[tuple[str, float]] | str
+
+
+def main(pipe: Connection, folder: str, threads: int) -> None:
+    """Until the pipe says "stop", or its other end is gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server says when to stop
+        signal.signal(number, signal.SIG_IGN)
+    if threads:
+        torch.set_num_threads(threads)
+    Worker(pipe, Ecology(folder)).run()
+
+
+class Worker:
+    """One network, the messages that reach it, and the threads that serve them."""
+
+    def __init__(self, pipe: Connection, ecology: Ecology) -> None:
+        self.pipe, self.ecology = pipe, ecology
+        self.net = ecology.network().eval()
+        self.guesser = Guesser(ecology)
+        self._sending, self._basis = threading.Lock(), threading.Lock()
+        self._work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._loaders = ThreadPoolExecutor(LOADERS, "load")
+
+    def run(self) -> None:
+        """Take messages in; batches are computed one after the other in a thread."""
+        computing = threading.Thread(target=self._compute, daemon=True)
+        computing.start()
+        self.send("started", os.getpid())
+        while True:
+            try:
+                message = self.pipe.recv()
+            except (EOFError, OSError):  # the server is gone: so is the need for us
+                os._exit(0)
+            word, *rest = message
+            if word == "stop":
+                self._work.put(None)
+                computing.join()
+                self._loaders.shutdown()
+                return
+            if word == "load":
+                self._loaders.submit(self._load, *rest)
+            elif word == "drop":
+                self._drop(*rest)
+            elif word == "keep":
+                self._loaders.submit(self._keep, *rest)
+            else:
+                self._work.put(message)
+
+    def send(self, *message: Any) -> None:
+        """Tell the server."""
+        with self._sending:
+            self.pipe.send(message)
+
+    # ── batches ──────────────────────────────────────────────────────────────────────────────
+
+    def _compute(self) -> None:
+        does: dict[str, Callable[..., Any]] = {
+            "batch": self._batch,
+            "probe": self._probe,
+            "guess": self.guesser.guess,
+        }
+        while (message := self._work.get()) is not None:
+            word, number, *rest = message
+            start = time.perf_counter()
+            try:
+                answer = does[word](*rest)
+            except Exception as error:  # a worker that dies of one request serves nobody
+                answer = f"{type(error).__name__}: {error}"
+            self.send("did", number, answer, time.perf_counter() - start)
+
+    @torch.no_grad()
+    def _batch(self, domains: list[str], images: np.ndarray, tops: list[int]) -> list[Answer]:
+        """Answers to images (n, 3, s, s), each of its domain; what fails, fails alone."""
+        x = torch.from_numpy(images)
+        try:
+            return self._answers(domains, x, tops)
+        except Exception:
+            found: list[Answer] = []
+            for i, domain in enumerate(domains):
+                try:
+                    found += self._answers([domain], x[i : i + 1], tops[i : i + 1])
+                except Exception as error:
+                    found.append(f"{type(error).__name__}: {error}")
+            return found
+
+    def _answers(self, domains: list[str], x: Tensor, tops: list[int]) -> list[Answer]:
+        inputs = self._inputs(domains, x)
+        one = len(set(domains)) == 1
+        out: Sequence[Tensor] = self.net(inputs, domain=domains[0] if one else domains)
+        found: list[Answer] = []
+        for domain, row, top in zip(domains, out, tops, strict=True):
+            chances = row.float().softmax(0)
+            best = chances.topk(min(top, len(chances)))
+            names = self.net.domain(domain).classes or [str(i) for i in range(len(chances))]
+            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            found.append([(names[i], p) for i, p in pairs])
+        return found
+
+    def _inputs(self, domains: list[str], x: Tensor) -> Tensor:
+        """As each domain reads them; all of one backbone do alike, as a rule."""
+        hows = {d: preprocessing(self.net, d) for d in dict.fromkeys(domains)}
+        first = hows[domains[0]]
+        if all((h["mean"], h["std"]) == (first["mean"], first["std"]) for h in hows.values()):
+            return as_input(x, first)
+        parts = [as_input(x[i : i + 1], hows[d]) for i, d in enumerate(domains)]
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def _probe(self) -> bool:
+        """A real forward pass of the backbone, and finite answers."""
+        how = self.ecology.backbone["preprocessing"]
+        x = as_input(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), how)
+        return bool(torch.as_tensor(self.net.backbone(x)).isfinite().all())
+
+    # ── domains ──────────────────────────────────────────────────────────────────────────────
+
+    def _load(self, name: str) -> None:
+        start = time.perf_counter()
+        try:
+            shares = self.ecology.entry(name).basis is not None
+            with self._basis if shares else threading.Lock():
+                while True:  # until what was read is what the store has
+                    version = version_of(self.ecology, name)
+                    domain = self.ecology.load(self.net, name).eval()
+                    if version_of(self.ecology, name) == version:
+                        break
+                    self._drop(name)
+            size = sum(t.numel() * t.element_size() for t in domain.state_dict().values())
+        except Exception as error:  # whatever its files do, the others are served
+            reason = str(error) if isinstance(error, CovNormError) else repr(error)
+            self.send("failed", name, reason)
+        else:
+            self.send("loaded", name, version, size, time.perf_counter() - start)
+
+    def _drop(self, name: str) -> None:
+        with self._basis:
+            if name not in self.net.domains:
+                return
+            basis = self.net.domain(name).basis
+            self.net.remove_domain(name)
+            users = {d.basis for d in self.net.domains.values()}
+            if basis is not None and basis not in users:
+                self.net.remove_basis(basis)
+
+    def _keep(self, number: int, name: str, folder: str, replace: bool) -> None:
+        try:
+            keep(self.ecology, name, Path(folder), replace)
+            answer = None
+        except CovNormError as error:
+            answer = str(error)
+        except Exception as error:
+            answer = repr(error)
+        self.send("did", number, answer, 0.0)
