@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from ..version import __version__
-from . import adding, demo, looking, measuring, using
+from . import adding, demo, looking, measuring, serving, using
 
 EPILOG = "First steps: covnorm init house; cd house; covnorm add flowers ../photos; covnorm list"
 
@@ -46,6 +46,7 @@ COMMANDS = {
         looking.verify,
         using.export,
         looking.report,
+        serving.serve,
         measuring.bench,
         demo.demo,
     )

@@ -1,4 +1,4 @@
-"""What stands before every route: a request's id, its key, its size and time, its line in the log."""
+"""What stands before every route: a request's id, its key, size and time, its line in the log."""
 
 from __future__ import annotations
 
@@ -102,6 +102,7 @@ class Guard:
         self.app, self.limits, self.keys, self.metrics = app, limits, keys, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, refused or passed on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -69,7 +69,7 @@ class Guesser:
         """
         for name in set(self._known) - set(wanted):
             self._forget(name)
-        found = []
+        found: list[dict[str, Any]] = []
         for name, (key, version) in wanted.items():
             known = self._of(name, version)
             if known is None:

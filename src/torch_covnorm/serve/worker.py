@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.loader import as_input
 from ..ecology import Ecology
@@ -144,7 +144,8 @@ class Worker:
         """A real forward pass of the backbone, and finite answers."""
         how = self.ecology.backbone["preprocessing"]
         x = as_input(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), how)
-        return bool(torch.as_tensor(self.net.backbone(x)).isfinite().all())
+        answer: Tensor = nn.Module.__call__(self.net.backbone, x)
+        return bool(answer.isfinite().all())
 
     # ── domains ──────────────────────────────────────────────────────────────────────────────
 
