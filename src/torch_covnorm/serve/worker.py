@@ -144,8 +144,8 @@ class Worker:
         """A real forward pass of the backbone, and finite answers."""
         how = self.ecology.backbone["preprocessing"]
         x = as_input(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), how)
-        answer: Tensor = nn.Module.__call__(self.net.backbone, x)
-        return bool(answer.isfinite().all())
+        backbone: nn.Module = self.net.backbone
+        return bool(torch.as_tensor(backbone(x)).isfinite().all())
 
     # ── domains ──────────────────────────────────────────────────────────────────────────────
 
