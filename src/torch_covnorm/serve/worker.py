@@ -6,6 +6,7 @@ same pipe. Domains load in threads of their own, so that a load never stands bef
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -51,7 +52,7 @@ class Worker:
         self.pipe, self.ecology = pipe, ecology
         self.net = ecology.network().eval()
         self.guesser = Guesser(ecology)
-        self._sending, self._basis = threading.Lock(), threading.Lock()
+        self._sending, self._basis = threading.Lock(), threading.RLock()
         self._work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._loaders = ThreadPoolExecutor(LOADERS, "load")
 
@@ -153,7 +154,7 @@ class Worker:
         start = time.perf_counter()
         try:
             shares = self.ecology.entry(name).basis is not None
-            with self._basis if shares else threading.Lock():
+            with self._basis if shares else contextlib.nullcontext():
                 while True:  # until what was read is what the store has
                     version = version_of(self.ecology, name)
                     domain = self.ecology.load(self.net, name).eval()
@@ -173,7 +174,7 @@ class Worker:
                 return
             basis = self.net.domain(name).basis
             self.net.remove_domain(name)
-            users = {d.basis for d in self.net.domains.values()}
+            users = {domain.basis for _, domain in self.net.domains.items()}
             if basis is not None and basis not in users:
                 self.net.remove_basis(basis)
 
