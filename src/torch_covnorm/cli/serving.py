@@ -35,6 +35,10 @@ def serve(
     resident: Annotated[
         float, typer.Option(min=0.001, help="Megabytes of domains in memory, a worker.")
     ] = 2000,
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(help="A domain to keep in memory from the start.", show_default=False),
+    ] = None,
     keys: Annotated[
         Path | None,
         typer.Option(help="A file with a key a line; without it, all may ask.", show_default=False),
@@ -72,6 +76,7 @@ def serve(
         queue=queue,
         deadline=deadline,
         resident=int(resident * 1e6),
+        pins=tuple(pin or ()),
     )
     run(
         Ecology(folder),

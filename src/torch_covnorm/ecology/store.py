@@ -109,6 +109,13 @@ class Ecology:
         return {name: Entry(**entry) for name, entry in self._manifest()["domains"].items()}
 
     @property
+    def stamp(self) -> object:
+        """Another one whenever the store has changed; costs one look at a file's date."""
+        self._manifest()
+        assert self._seen is not None
+        return self._seen[0]
+
+    @property
     def bases(self) -> dict[str, dict[str, str]]:
         """The blobs of every shared basis by name."""
         return dict(self._manifest()["bases"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,7 @@ class Engine:
         for pool in self.pools:
             pool.run()
         self._tasks = [asyncio.create_task(self._watch())]
+        self._tasks += [asyncio.create_task(self._pin(p)) for p in self.pools if self.limits.pins]
 
     async def drain(self) -> None:
         """Take nothing new, and wait for what was accepted."""
@@ -154,47 +156,59 @@ class Engine:
 
     async def _guess(self, image: bytes, name: str) -> dict[str, Any]:
         """Which domain an image is of, by the statistics that every domain keeps."""
-        names = self.catalog.names()
-        listed = {}
-        for n in names:
-            try:
-                listed[n] = self.catalog.find(n)
-            except Refused:
-                continue
-        sizes = sorted({(d.size, d.fit) for d in listed.values()})
-        images = {}
-        for size, fit in sizes:
-            images[size, fit] = (await self._decoded(image, size, fit, name)).numpy()
-        wanted = {n: ((d.size, d.fit), d.version) for n, d in listed.items()}
+        listed = self._listed()
         pool = min(self.pools, key=lambda p: (p.answered is None, len(p.queue)))
+        sizes = {n: (d.size, d.fit) for n, d in listed.items()}
+        images = {}
+        for key in set(sizes.values()):
+            images[key] = (await self._decoded(image, *key, name)).numpy()
         try:
-            found, _ = await pool.call("guess", wanted, images)
+            await self._learned(pool, {n: d.version for n, d in listed.items()})
+            found, _ = await pool.call("guess", sizes, images)
         except Died:
             raise stopped() from None
         if isinstance(found, str):
             raise Refused(500, "failed", found)
-        if not found or found[0]["chance"] is None:
-            raise Refused(
-                422, "no_domain", "domain 'auto': no domain of this server keeps statistics"
-            )
-        if not found[0]["fits"]:
-            best = found[0]["domain"]
+        if not found:
+            raise Refused(422, "no_domain", "domain 'auto': no domain here keeps statistics")
+        best = found[0]
+        if not best["fits"]:
             raise Refused(
                 422,
                 "no_domain_fits",
-                f"domain 'auto': none fits this image (the nearest is {best!r}): name the domain",
+                f"domain 'auto': none fits this image (the nearest is {best['domain']!r}): name "
+                "the domain",
             )
-        return {
-            "domain": found[0]["domain"],
-            "confidence": found[0]["chance"],
-            "candidates": found[:5],
-        }
+        return {"domain": best["domain"], "confidence": best["chance"], "candidates": found[:5]}
+
+    def _listed(self) -> dict[str, Listed]:
+        """Every domain that can be served."""
+        found = {}
+        for name in self.catalog.names():
+            with contextlib.suppress(Refused):
+                found[name] = self.catalog.find(name)
+        return found
+
+    async def _learned(self, pool: Pool, wanted: dict[str, str]) -> None:
+        """The worker knows these by their statistics; learning goes on if nobody waits for it."""
+        if pool.learned != wanted and pool.learning is None:
+
+            async def learn() -> None:
+                try:
+                    await pool.work("learn", wanted)
+                    pool.learned = wanted
+                finally:
+                    pool.learning = None
+
+            pool.learning = asyncio.create_task(learn())
+        if pool.learning is not None:
+            await asyncio.shield(pool.learning)
 
     async def keep(self, name: str, folder: str, replace: bool) -> None:
         """Put uploaded files into the store, by way of a worker, which knows the backbone."""
         pool = min(self.pools, key=lambda p: (p.answered is None, len(p.queue)))
         try:
-            problem, _ = await pool.call("keep", name, folder, replace)
+            problem = await pool.work("keep", name, folder, replace)
         except Died:
             raise stopped() from None
         if problem is not None:
@@ -219,17 +233,27 @@ class Engine:
             "deadline": self.limits.deadline,
         }
 
+    async def _pin(self, pool: Pool) -> None:
+        """Have the pinned domains in memory from the start."""
+        for name in self.limits.pins:
+            while True:
+                try:
+                    pool.release(await pool.hold(self.catalog.find(name)))
+                    break
+                except Refused:
+                    await asyncio.sleep(1.0)  # it may come, or be mended
+                except Died:
+                    continue
+
     async def _watch(self) -> None:
         """Follow the store: what changed is served anew, what went is let go."""
-        before: dict[str, str] = {}
+        before: object = None
         while True:
-            try:
-                now = self.catalog.versions()
-            except CovNormError:
-                now = before  # it is being written, or damaged: go on with what is known
-            if now != before:
-                self.metrics.domains.set(len(now))
-                for pool in self.pools:
-                    pool.follow(now)
-                before = now
+            with contextlib.suppress(CovNormError):  # damaged: go on with what is known
+                if (now := self.ecology.stamp) != before:
+                    versions = self.catalog.versions()
+                    self.metrics.domains.set(len(versions))
+                    for pool in self.pools:
+                        pool.follow(versions)
+                    before = now
             await asyncio.sleep(WATCH)

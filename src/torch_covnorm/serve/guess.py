@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,6 +51,7 @@ class Guesser:
         self.ecology = ecology
         self._net: MultiDomainNetwork | None = None
         self._known: dict[str, _Known | None] = {}
+        self._learning = threading.Lock()
 
     @property
     def net(self) -> MultiDomainNetwork:
@@ -58,23 +60,33 @@ class Guesser:
             self._net = self.ecology.network().eval()
         return self._net
 
-    def guess(
-        self,
-        wanted: Mapping[str, tuple[Any, str]],
-        images: Mapping[Any, np.ndarray],
-    ) -> list[dict[str, Any]]:
-        """[{"domain", "distance", "chance", "fits"}], nearest first.
+    def learn(self, wanted: Mapping[str, str]) -> None:
+        """Know these domains, {name: version}, and no others; beside whatever is guessed."""
+        with self._learning:
+            for name in set(self._known) - set(wanted):
+                self._forget(name)
+            for name, version in wanted.items():
+                known = self._known.get(name)
+                if name in self._known and (known is None or known.version == version):
+                    continue
+                self._forget(name)
+                try:
+                    self._known[name] = self._read(name, version)
+                except CovNormError:  # it cannot be served either
+                    self._known[name] = None
 
-        wanted: {domain: (key of its image, version)}. images: uint8 (3, size, size) by key.
+    def guess(
+        self, sizes: Mapping[str, Any], images: Mapping[Any, np.ndarray]
+    ) -> list[dict[str, Any]]:
+        """[{"domain", "distance", "chance", "fits"}], nearest first, of the domains it knows.
+
+        sizes: {domain: key of its image}. images: uint8 (3, size, size) by key.
         """
-        for name in set(self._known) - set(wanted):
-            self._forget(name)
         found: list[dict[str, Any]] = []
-        for name, (key, version) in wanted.items():
-            known = self._of(name, version)
-            if known is None:
+        for name, known in list(self._known.items()):
+            if known is None or name not in sizes:
                 continue
-            x = torch.from_numpy(images[key])[None]
+            x = torch.from_numpy(images[sizes[name]])[None]
             distance = float(self._distances(name, known, x)[0])
             found.append({"domain": name, "distance": distance, "typical": known.typical})
         found.sort(key=lambda f: f["distance"])
@@ -83,18 +95,6 @@ class Guesser:
         for f, weight in zip(found, weights, strict=True):
             f["fits"] = f["distance"] <= FITS * f.pop("typical")
             f["chance"] = weight / sum(weights)
-        return found
-
-    def _of(self, name: str, version: str) -> _Known | None:
-        known = self._known.get(name)
-        if name in self._known and (known is None or known.version == version):
-            return known
-        self._forget(name)
-        try:
-            found = self._read(name, version)
-        except CovNormError:
-            found = None
-        self._known[name] = found
         return found
 
     def _read(self, name: str, version: str) -> _Known | None:

@@ -20,6 +20,7 @@ class Limits:
     images: images of one request. top: answers an image at most.
     hang: seconds without an answer after which a worker is taken for dead.
     grace: seconds that a stopping server gives the requests under way.
+    pins: domains that are loaded at the start and never make room.
     """
 
     workers: int = 1
@@ -35,9 +36,12 @@ class Limits:
     top: int = 100
     hang: float = 10.0
     grace: float = 20.0
+    pins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
+            if field.name == "pins":
+                continue
             value = getattr(self, field.name)
             least = 0 if field.name in ("threads", "wait") else 1e-9
             if isinstance(value, bool) or not isinstance(value, int | float) or value < least:

@@ -45,8 +45,11 @@ class Pool:
         self.pace = 0.02  # seconds an image, as measured lately
         self.pid: int | None = None
         self.restarts = 0
+        self.learned: dict[str, str] = {}  # of `auto`: {domain: version}
+        self.learning: asyncio.Task[None] | None = None
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._slow: set[int] = set()
         self._loads: dict[str, asyncio.Future[Resident]] = {}
         self._freed = asyncio.Event()
         self._stopping = False
@@ -81,8 +84,8 @@ class Pool:
             return
         word, *rest = message
         if word == "started":
-            self.pid = rest[0]
-            self.answered, self.busy_since = self.loop.time(), None
+            self.pid, self.busy_since = rest[0], None
+            self._tasks.append(self.loop.create_task(self._probe()))
         elif word == "did":
             number, answer, seconds = rest
             if (call := self._calls.pop(number, None)) and not call.done():
@@ -107,7 +110,7 @@ class Pool:
             return
         self.restarts += 1
         self.metrics.restarts.inc()
-        self.answered = None
+        self.answered = self.pid = None
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(Died())
@@ -115,6 +118,7 @@ class Pool:
         for load in self._loads.values():
             load.set_exception(Died())
         self._loads.clear()
+        self.learned = {}
         _died(self.queue.drain())  # what they hold is gone with the worker's memory
         self.residents = Residents(self.limits.resident)
         self._freed.set()
@@ -122,23 +126,39 @@ class Pool:
         self.loop.call_later(RESTART, lambda: None if self._stopping else self._start())
 
     async def call(self, word: str, *rest: Any) -> tuple[Any, float]:
-        """Its answer, and the seconds that it took there; `Died` if it does not live to tell."""
-        number, future = next(self._numbers), self.loop.create_future()
-        self._calls[number] = future
-        self._send(word, number, *rest)
+        """Its answer, and the seconds that it took there; `Died` if it does not live to tell.
+
+        For what its network computes: no answer for long means that it hangs, and ends it.
+        """
+        number, future = self._ask(word, *rest)
         if self.busy_since is None:
             self.busy_since = self.loop.time()
         try:
             answer: tuple[Any, float] = await asyncio.wait_for(future, self.limits.hang)
         except TimeoutError:
-            self._calls.pop(number, None)
             self._process.kill()  # it hangs: its end is heard by the reader
             raise Died from None
         finally:
-            if not self._calls:
-                self.busy_since = None
+            self._calls.pop(number, None)
+            self.busy_since = self.loop.time() if self._calls.keys() - self._slow else None
         self.answered = self.loop.time()
         return answer
+
+    async def work(self, word: str, *rest: Any) -> Any:
+        """The answer to what may take its time, in a thread beside the network's."""
+        number, future = self._ask(word, *rest)
+        self._slow.add(number)
+        try:
+            return (await future)[0]
+        finally:
+            self._slow.discard(number)
+            self._calls.pop(number, None)
+
+    def _ask(self, word: str, *rest: Any) -> tuple[int, asyncio.Future[Any]]:
+        number, future = next(self._numbers), self.loop.create_future()
+        self._calls[number] = future
+        self._send(word, number, *rest)
+        return number, future
 
     def _send(self, *message: Any) -> None:
         with contextlib.suppress(OSError):  # a broken pipe: the reader hears of it too
@@ -167,9 +187,12 @@ class Pool:
     async def _probes(self) -> None:
         while True:
             await asyncio.sleep(PROBE)
-            if self._process.is_alive() and not self._calls:
-                with contextlib.suppress(Died):
-                    await self.call("probe")
+            if self.pid is not None and not self._calls.keys() - self._slow:
+                await self._probe()
+
+    async def _probe(self) -> None:
+        with contextlib.suppress(Died):
+            await self.call("probe")
 
     # ── domains ──────────────────────────────────────────────────────────────────────────────
 
@@ -190,6 +213,7 @@ class Pool:
     async def _load(self, listed: Listed) -> None:
         """Make room and ask for it; what is in its way leaves when nobody uses it any more."""
         new = Resident(listed.name, listed.version, listed.bytes, listed.basis)
+        new.pinned = new.name in self.limits.pins
         old = self.residents.conflicts(new)
         for resident in old:
             resident.state = State.LEAVING

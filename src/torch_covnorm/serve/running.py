@@ -80,7 +80,6 @@ def _listen(host: str, port: int) -> socket.socket:
         made.close()
         why = error.strerror or error
         raise CovNormError(f"{host}:{port}: cannot listen there ({why}): take another") from None
-    made.set_inheritable(True)
     return made
 
 

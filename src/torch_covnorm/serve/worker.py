@@ -77,7 +77,9 @@ class Worker:
             elif word == "drop":
                 self._drop(*rest)
             elif word == "keep":
-                self._loaders.submit(self._keep, *rest)
+                self._loaders.submit(self._beside, self._keep, *rest)
+            elif word == "learn":
+                self._loaders.submit(self._beside, self.guesser.learn, *rest)
             else:
                 self._work.put(message)
 
@@ -178,12 +180,16 @@ class Worker:
             if basis is not None and basis not in users:
                 self.net.remove_basis(basis)
 
-    def _keep(self, number: int, name: str, folder: str, replace: bool) -> None:
+    def _keep(self, name: str, folder: str, replace: bool) -> str | None:
         try:
             keep(self.ecology, name, Path(folder), replace)
-            answer = None
         except CovNormError as error:
-            answer = str(error)
+            return str(error)
+        return None
+
+    def _beside(self, does: Callable[..., Any], number: int, *rest: Any) -> None:
+        try:
+            answer = does(*rest)
         except Exception as error:
-            answer = repr(error)
+            answer = f"{type(error).__name__}: {error}"
         self.send("did", number, answer, 0.0)
