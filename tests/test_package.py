@@ -18,10 +18,11 @@ SOURCE = ROOT / "src" / "torch_covnorm"
 
 # What comes before may be imported by what comes after; nothing the other way.
 FLOW = """
-    version errors modulemap moments ranks normalize adapters sites domain routing mixed merge
-    records sharing basis files network batches gradients covnorm geometric joint accounting lwf
-    evaluation storage progress schedules seeds snapshot loop training run search methods
-    settings adapt data backbones bare prediction export ecology report cli __init__ __main__
+    version errors modulemap moments ranks normalize adapters sites prepared domain routing
+    mixed merge records sharing basis files network batches gradients covnorm geometric joint
+    accounting lwf evaluation storage progress schedules seeds snapshot loop training run search
+    methods settings adapt data backbones bare prediction export ecology report serve cli
+    __init__ __main__
 """.split()  # noqa: SIM905
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .adapters import Adapter, LinearMap, MaskWeights, WeightAdapter
 from .errors import CovNormError
 from .modulemap import ModuleMap
+from .prepared import Prepared
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -45,6 +46,12 @@ class Domain(nn.Module):
         self.own = own
         self.classes = classes
         self.preprocessing = preprocessing
+        self.prepared: Prepared | None = None  # `MultiDomainNetwork.prepare_`
+
+    def train(self, mode: bool = True) -> Domain:
+        """Training forgets what was prepared for inference."""
+        self.prepared = None if mode else self.prepared
+        return super().train(mode)
 
     @property
     def runs_own(self) -> bool:

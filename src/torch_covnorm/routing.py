@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .adapters import double, fold, frozen, run_folded, scale_shifts
 from .errors import CovNormError
+from .prepared import norms_of, site_of
 from .sites import Layer, Site
 
 if TYPE_CHECKING:
@@ -122,6 +123,9 @@ class Call:
         self.neutral = neutral
         self.index: Tensor | None = None
         self.scale_shifts: dict[str, tuple[Tensor, Tensor]] = {}
+        known = [d.prepared for d in domains if d.prepared is not None]
+        ready = len(known) == len(domains) and not torch.is_grad_enabled()
+        self.prepared = known if ready else []
         # What is stacked by domain needs no gathering where each has one sample, in order.
         self.gathers = places is not None and places != list(range(len(domains)))
 
@@ -172,7 +176,11 @@ class Call:
             adapter = adapters[0]
             if adapter.training or torch.is_grad_enabled() or _STEPWISE.get():
                 return adapter(layer, x)
-        folded = fold(adapters, site.d_in, site.d_out, layer.weight)
+        folded = None
+        if self.prepared:
+            folded = site_of(self.prepared, site.name, layer.weight)
+        if folded is None:
+            folded = fold(adapters, site.d_in, site.d_out, layer.weight)
         return run_folded(layer, x, folded, self._index(x))
 
     def norm(self, layer: _BatchNorm, name: str, x: Tensor) -> Tensor:
@@ -186,7 +194,10 @@ class Call:
             )
         self._check_samples(x, name)
         if not self.scale_shifts:
-            self.scale_shifts = scale_shifts([dict(d.norms.items()) for d in self.domains], x)
+            if self.prepared:
+                self.scale_shifts = norms_of(self.prepared)
+            else:
+                self.scale_shifts = scale_shifts([dict(d.norms.items()) for d in self.domains], x)
         scale, shift = self.scale_shifts[name]
         index = self._index(x)
         if index is not None:

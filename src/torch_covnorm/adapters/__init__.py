@@ -17,7 +17,7 @@ from ..ranks import rank_of
 from .base import Adapter, frozen
 from .batchnorm import BatchNormAdapter
 from .conv import ConvAdapter
-from .fold import Folded, fold, padded_share
+from .fold import Folded, collapsed, fold, forms, padded_share, stacked
 from .infer import run_folded
 from .maps import CovNormMap, FullMap, LinearMap, LowRankMap, build_map
 from .norms import scale_shifts, site_norm
@@ -154,8 +154,10 @@ __all__ = [
     "SharedMap",
     "WeightAdapter",
     "build",
+    "collapsed",
     "double",
     "fold",
+    "forms",
     "fresh_config",
     "frozen",
     "merged_weight",
@@ -163,4 +165,5 @@ __all__ = [
     "padded_share",
     "run_folded",
     "scale_shifts",
+    "stacked",
 ]

@@ -44,7 +44,12 @@ class Folded:
 
 
 def fold(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> Folded:
-    """Stack the eval-mode forms of a site's adapters, B1 multiplied into F_1 and B2 into F_m.
+    """Stack the eval-mode forms of a site's adapters, as they are run."""
+    return collapsed(forms(adapters, d_in, d_out, like))
+
+
+def forms(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> Folded:
+    """The eval-mode forms themselves, B1 multiplied into F_1 and B2 into F_m.
 
     ``B2(r z + A (s1 u + t1) + b) = s2 r z + (s2 A s1) u + s2 (A t1 + b) + t2``
     """
@@ -69,7 +74,20 @@ def fold(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> Fo
                 factors = (*factors[:-1], factors[-1] * s2[:, :, None])
             shift = shift + constant
         chains[source] = () if any(0 in f.shape for f in factors) else factors
-    return Folded(*_collapse(gain, chains["output"], shift), chains["input"])
+    return Folded(gain, shift, chains["output"], chains["input"])
+
+
+def stacked(parts: Sequence[Folded], like: Tensor) -> Folded:
+    """`fold` of adapters whose forms are known, each alone (G = 1)."""
+    if len(parts) == 1:
+        return collapsed(parts[0])
+    gains = [p.gain for p in parts if p.gain is not None]
+    series, parallel = (
+        _stack([[f[0] for f in chain] or None for chain in chains], like)
+        for chains in ([p.series for p in parts], [p.parallel for p in parts])
+    )
+    whole = Folded(torch.cat(gains), torch.cat([p.shift for p in parts]), series, parallel)
+    return collapsed(whole)
 
 
 def _constant(factors: tuple[Tensor, ...], v: Tensor) -> Tensor:
@@ -92,16 +110,16 @@ def padded_share(adapters: Sequence[Adapter]) -> float:
     return 1 - used / padded if padded else 0.0
 
 
-def _collapse(
-    gain: Tensor, series: tuple[Tensor, ...], shift: Tensor
-) -> tuple[Tensor | None, Tensor, tuple[Tensor, ...]]:
+def collapsed(forms: Folded) -> Folded:
     """A chain as one dense factor where that is less work; then the gain is on its diagonal."""
+    gain, series = forms.gain, forms.series
+    assert gain is not None
     rank = min((f.shape[2] for f in series[1:]), default=0)
     if len(gain) == 1 and 2 * rank >= gain.shape[1]:
         series = (product(series),)
     if len(series) == 1:
-        return None, shift, (series[0] + torch.diag_embed(gain),)
-    return gain, shift, series
+        series, gain = (series[0] + torch.diag_embed(gain),), None
+    return Folded(gain, forms.shift, series, forms.parallel)
 
 
 def _stack(chains: Sequence[Sequence[Tensor] | None], like: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,58 @@
+"""A domain that was prepared answers as before, in every batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import zoo
+
+import torch_covnorm as cn
+
+pytestmark = pytest.mark.filterwarnings("ignore::torch_covnorm.CovNormWarning")  # sites everywhere
+KINDS = ("residual", "parallel", "conv", "batchnorm", "lowrank", "none")
+
+
+def network(name, kinds):
+    torch.manual_seed(0)
+    net = cn.MultiDomainNetwork(zoo.ZOO[name][0](), sites=zoo.everywhere)
+    for i, kind in enumerate(kinds):
+        zoo.shake_(net.add_domain(f"d{i}", 4, kind))
+    return net.eval(), zoo.ZOO[name][1](6)
+
+
+@pytest.mark.parametrize("name", ["convnet", "mlp"])
+@pytest.mark.parametrize("kinds", [KINDS[:1] * 3, KINDS[1:2] * 2, KINDS], ids=["rrr", "pp", "all"])
+@torch.no_grad()
+def test_a_prepared_domain_answers_as_before_alone_and_in_any_batch(name, kinds):
+    net, x = network(name, kinds)
+    names = [f"d{i % len(kinds)}" for i in (2, 0, 1, 1, 3, 5)]
+    before = {d: net(x, domain=d) for d in set(names)}
+    mixed = net(x, domain=names)
+    for d in sorted(set(names))[:-1]:  # not all: then they are run as if none was
+        net.prepare_(d)
+    torch.testing.assert_close(net(x, domain=names), mixed)
+    net.prepare_(max(names))
+    torch.testing.assert_close(net(x, domain=names), mixed)
+    for d, answer in before.items():
+        torch.testing.assert_close(net(x, domain=d), answer)
+
+
+def test_what_was_prepared_is_used_and_training_forgets_it():
+    net, x = network("convnet", ["residual", "residual"])
+    with torch.no_grad():
+        before = net(x, domain=["d0", "d1"] * 3)
+        net.prepare_("d0")
+        net.prepare_("d1")
+        next(iter(net.domain("d0").norms.items()))[1].running_mean.add_(1)
+        assert torch.equal(net(x, domain=["d0", "d1"] * 3), before), "it is not computed anew"
+        net.train_domain("d0")
+        net.eval()
+        assert net.domain("d0").prepared is None
+        assert not torch.equal(net(x, domain=["d0", "d1"] * 3), before)
+
+
+def test_gradients_flow_past_what_was_prepared():
+    net, x = network("convnet", ["residual"])
+    net.prepare_("d0")
+    net(x, domain="d0").sum().backward()
+    assert all(p.grad is not None for p in net.parameters_of("d0"))
