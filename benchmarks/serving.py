@@ -106,7 +106,7 @@ def server(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
 
 
 def memory(pid: int) -> int:
-    """Bytes that a server and its workers hold for themselves (USS): shared pages are not counted."""
+    """Bytes that a server and its workers hold for themselves (USS), without shared pages."""
     tasks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(_uss(int(p)) for p in [pid, *tasks])
 

@@ -20,7 +20,7 @@ def network(name, kinds):
     return net.eval(), zoo.ZOO[name][1](6)
 
 
-@pytest.mark.parametrize("name", ["convnet", "mlp"])
+@pytest.mark.parametrize("name", ["convnet", "mlp", "convnet with norms"])
 @pytest.mark.parametrize("kinds", [KINDS[:1] * 3, KINDS[1:2] * 2, KINDS], ids=["rrr", "pp", "all"])
 @torch.no_grad()
 def test_a_prepared_domain_answers_as_before_alone_and_in_any_batch(name, kinds):
@@ -43,7 +43,7 @@ def test_what_was_prepared_is_used_and_training_forgets_it():
         before = net(x, domain=["d0", "d1"] * 3)
         net.prepare_("d0")
         net.prepare_("d1")
-        next(iter(net.domain("d0").norms.items()))[1].running_mean.add_(1)
+        next(iter(net.domain("d0").maps.values())).A.add_(1)
         assert torch.equal(net(x, domain=["d0", "d1"] * 3), before), "it is not computed anew"
         net.train_domain("d0")
         net.eval()
