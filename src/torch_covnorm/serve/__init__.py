@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .guard import Keys
+from .keys import Keys
 from .limits import Limits
 
 __all__ = ["Keys", "Limits", "serve"]

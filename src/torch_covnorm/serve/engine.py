@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +10,18 @@ from typing import Any
 from ..data.decode import load_image
 from ..ecology import Ecology
 from ..errors import CovNormError
+from . import auto
 from .catalog import Catalog, Listed
 from .limits import Limits
 from .metrics import Metrics
-from .pool import Died, Pool
+from .pool import Changed, Pool
+from .process import Died
 from .queue import Request
-from .refusals import Refused, bad_image, full, late, stopped
+from .refusals import Refused, bad_image, full, late, stopped, unknown
 
 WATCH = 0.25  # seconds between looks at the store
 DECODERS = 4  # threads that decode images
-AUTO = "auto"
+LIVES = 2  # workers that a request may lose
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Engine:
 
     def __init__(self, ecology: Ecology, limits: Limits) -> None:
         self.ecology, self.limits = ecology, limits
+        self.backbone = ecology.backbone["name"] or ecology.backbone["class"]
         self.metrics = Metrics()
         self.catalog = Catalog(ecology)
         self.accepted = 0
@@ -71,17 +73,25 @@ class Engine:
     @property
     def ready(self) -> bool:
         """Whether every worker has answered lately."""
-        return not self.stopping and all(pool.is_ready() for pool in self.pools)
+        return not self.stopping and all(pool.process.is_ready() for pool in self.pools)
+
+    # ── one image ────────────────────────────────────────────────────────────────────────────
 
     async def ask(self, domain: str, image: bytes, top: int, name: str = "image") -> Answer:
         """The answer of a domain to an image file's bytes, within the deadline; or `Refused`."""
         arrived = self.loop.time()
+        deadline = arrived + self.limits.deadline
+        self._admit()
+        self.accepted += 1
+        self.metrics.queue_depth.set(self.accepted)
         try:
-            self._admit()
-            answer = await self._within(arrived, self._answer(domain, image, top, name, arrived))
-        except Refused as refused:
-            self.metrics.errors.labels(refused.reason).inc()
-            raise
+            async with asyncio.timeout_at(deadline):
+                answer = await self._answer(domain, image, top, name, deadline)
+        except TimeoutError:
+            raise late(self.limits.deadline) from None
+        finally:
+            self.accepted -= 1
+            self.metrics.queue_depth.set(self.accepted)
         self.metrics.images.inc()
         self.metrics.request_seconds.observe(self.loop.time() - arrived)
         return answer
@@ -95,48 +105,46 @@ class Engine:
         if self.accepted >= self.limits.queue or ahead > 0.8 * self.limits.deadline:
             raise full(max(1.0, ahead))
 
-    async def _within(self, arrived: float, work: Any) -> Answer:
-        self.accepted += 1
-        self.metrics.queue_depth.set(self.accepted)
-        try:
-            async with asyncio.timeout_at(arrived + self.limits.deadline):
-                found: Answer = await work
-                return found
-        except TimeoutError:
-            raise late(self.limits.deadline) from None
-        finally:
-            self.accepted -= 1
-            self.metrics.queue_depth.set(self.accepted)
-
     async def _answer(
-        self, domain: str, image: bytes, top: int, name: str, arrived: float
+        self, domain: str, image: bytes, top: int, name: str, deadline: float
     ) -> Answer:
         guessed: dict[str, Any] = {}
-        if domain == AUTO:
-            guessed = await self._guess(image, name)
+        if domain == auto.NAME:
+            guessed = await self._guessed(image, name)
             domain = guessed["domain"]
         listed = self.catalog.find(domain)
-        pixels = await self._decoded(image, listed.size, listed.fit, name)
-        for _ in range(2):  # a worker that dies is replaced, and asked once more
-            pool = self._choose(listed)
-            try:
-                resident = await pool.hold(listed)
-            except Died:
+        pixels = await self.decoded(image, listed.size, listed.fit, name)
+        lives = LIVES
+        while lives:
+            now = self.catalog.find(domain)  # it may have been replaced meanwhile
+            if (now.size, now.fit) != (listed.size, listed.fit):
+                listed, pixels = now, await self.decoded(image, now.size, now.fit, name)
                 continue
             try:
-                future = self.loop.create_future()
-                deadline = arrived + self.limits.deadline
-                request = Request(domain, pixels, top, self.loop.time(), deadline, future)
-                pool.queue.put(request)
-                found = await future
-                return Answer(domain, found, {**request.facts, **guessed})
-            except Died:
+                found, facts = await self._batched(now, pixels, top, deadline)
+                return Answer(domain, found, {**facts, **guessed})
+            except Changed:
                 continue
-            finally:
-                pool.release(resident)
+            except Died:  # it is replaced, and asked once more
+                lives -= 1
         raise stopped()
 
-    async def _decoded(self, image: bytes, size: int, fit: str, name: str) -> Any:
+    async def _batched(
+        self, listed: Listed, pixels: Any, top: int, deadline: float
+    ) -> tuple[list[tuple[str, float]], dict[str, Any]]:
+        pool = self._choose(listed)
+        resident = await pool.hold(listed)
+        try:
+            future = self.loop.create_future()
+            request = Request(listed.name, pixels, top, self.loop.time(), deadline, future)
+            pool.queue.put(request)
+            return await future, request.facts
+        finally:
+            pool.release(resident)
+
+    async def decoded(self, image: bytes, size: int, fit: str, name: str) -> Any:
+        """An image as a domain reads it: uint8 (3, size, size)."""
+
         def decode() -> Any:
             return load_image(image, size, fit, name=name).contiguous()
 
@@ -147,79 +155,54 @@ class Engine:
 
     def _choose(self, listed: Listed) -> Pool:
         """The worker with the least to do, of those that have the domain where any has."""
-        there = [p for p in self.pools if listed.name in p.residents.held and p.answered]
-        idle = min(self.pools, key=lambda p: (p.answered is None, len(p.queue)))
+        there = [p for p in self.pools if listed.name in p.residents.held and p.process.is_up]
+        idle = self.idlest()
         if not there:
             return idle
         best = min(there, key=lambda p: len(p.queue))
         return best if len(best.queue) <= len(idle.queue) + self.limits.batch else idle
 
-    async def _guess(self, image: bytes, name: str) -> dict[str, Any]:
-        """Which domain an image is of, by the statistics that every domain keeps."""
-        listed = self._listed()
-        pool = min(self.pools, key=lambda p: (p.answered is None, len(p.queue)))
-        sizes = {n: (d.size, d.fit) for n, d in listed.items()}
-        images = {}
-        for key in set(sizes.values()):
-            images[key] = (await self._decoded(image, *key, name)).numpy()
-        try:
-            await self._learned(pool, {n: d.version for n, d in listed.items()})
-            found, _ = await pool.call("guess", sizes, images)
-        except Died:
-            raise stopped() from None
-        if isinstance(found, str):
-            raise Refused(500, "failed", found)
-        if not found:
-            raise Refused(422, "no_domain", "domain 'auto': no domain here keeps statistics")
-        best = found[0]
-        if not best["fits"]:
-            raise Refused(
-                422,
-                "no_domain_fits",
-                f"domain 'auto': none fits this image (the nearest is {best['domain']!r}): name "
-                "the domain",
-            )
-        return {"domain": best["domain"], "confidence": best["chance"], "candidates": found[:5]}
+    def idlest(self) -> Pool:
+        """The worker with the least to do."""
+        return min(self.pools, key=lambda p: (not p.process.is_up, len(p.queue)))
 
-    def _listed(self) -> dict[str, Listed]:
-        """Every domain that can be served."""
-        found = {}
-        for name in self.catalog.names():
-            with contextlib.suppress(Refused):
-                found[name] = self.catalog.find(name)
-        return found
+    async def _guessed(self, image: bytes, name: str) -> dict[str, Any]:
+        for _ in range(LIVES):
+            try:
+                return await auto.guess(self, image, name)
+            except Died:
+                continue
+        raise stopped()
 
-    async def _learned(self, pool: Pool, wanted: dict[str, str]) -> None:
-        """The worker knows these by their statistics; learning goes on if nobody waits for it."""
-        if pool.learned != wanted and pool.learning is None:
-
-            async def learn() -> None:
-                try:
-                    await pool.work("learn", wanted)
-                    pool.learned = wanted
-                finally:
-                    pool.learning = None
-
-            pool.learning = asyncio.create_task(learn())
-        if pool.learning is not None:
-            await asyncio.shield(pool.learning)
+    # ── the store ────────────────────────────────────────────────────────────────────────────
 
     async def keep(self, name: str, folder: str, replace: bool) -> None:
         """Put uploaded files into the store, by way of a worker, which knows the backbone."""
-        pool = min(self.pools, key=lambda p: (p.answered is None, len(p.queue)))
         try:
-            problem = await pool.work("keep", name, folder, replace)
+            problem = await self.idlest().process.work("keep", name, folder, replace)
         except Died:
             raise stopped() from None
         if problem is not None:
-            raise Refused(409, "broken_domain", f"domain {name!r}: {problem}")
+            said = self.catalog.plain(problem.replace(f"{folder}/", ""))
+            raise Refused(409, "broken_domain", f"domain {name!r}: {said}")
+
+    async def forget(self, name: str) -> None:
+        """Take a domain out of the store."""
+        self.catalog.find_entry(name)
+        try:
+            await asyncio.to_thread(self.ecology.remove, [name])
+        except CovNormError as error:
+            said = self.catalog.plain(str(error))
+            if name not in self.catalog.entries():  # somebody else was faster
+                raise unknown(name, "it is gone already") from None
+            raise Refused(409, "broken_domain", f"domain {name!r} stays: {said}") from None
 
     def status(self) -> dict[str, Any]:
         """What the page shows."""
         pools = self.pools
         return {
             "ready": self.ready,
-            "domains": len(self.catalog.names()),
+            "domains": len(self.catalog.entries()),
             "images": self.metrics.total(self.metrics.images),
             "switches": self.metrics.switches,
             "queue": self.accepted,
@@ -227,33 +210,34 @@ class Engine:
             "resident": sum(len(p.residents.held) for p in pools),
             "resident_bytes": sum(p.residents.bytes for p in pools),
             "workers": [
-                {"pid": p.pid, "ready": p.is_ready(), "restarts": p.restarts} for p in pools
+                {
+                    "pid": p.process.pid,
+                    "ready": p.process.is_ready(),
+                    "restarts": p.process.restarts,
+                }
+                for p in pools
             ],
-            "backbone": self.ecology.backbone["name"] or self.ecology.backbone["class"],
+            "backbone": self.backbone,
             "deadline": self.limits.deadline,
         }
 
     async def _pin(self, pool: Pool) -> None:
-        """Have the pinned domains in memory from the start."""
-        for name in self.limits.pins:
-            while True:
+        """Have the pinned domains in memory, from the start and whatever happens."""
+        while True:
+            for name in self.limits.pins:
                 try:
                     pool.release(await pool.hold(self.catalog.find(name)))
-                    break
-                except Refused:
-                    await asyncio.sleep(1.0)  # it may come, or be mended
-                except Died:
-                    continue
+                except (Refused, Died, Changed):
+                    continue  # it may come, or be mended
+            await asyncio.sleep(1.0)
 
     async def _watch(self) -> None:
         """Follow the store: what changed is served anew, what went is let go."""
         before: object = None
         while True:
-            with contextlib.suppress(CovNormError):  # damaged: go on with what is known
-                if (now := self.ecology.stamp) != before:
-                    versions = self.catalog.versions()
-                    self.metrics.domains.set(len(versions))
-                    for pool in self.pools:
-                        pool.follow(versions)
-                    before = now
+            if (versions := self.catalog.versions()) is not before:
+                before = versions
+                self.metrics.domains.set(len(versions))
+                for pool in self.pools:
+                    pool.follow(versions)
             await asyncio.sleep(WATCH)

@@ -8,6 +8,7 @@ The nearest domain is the answer, and fits if the image is about as near as the 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from ..data.loader import as_input
 from ..ecology import Ecology
 from ..errors import CovNormError
 from ..network import MultiDomainNetwork
-from ..prediction import check_preprocessing, preprocessing
+from ..prediction import check_preprocessing
 from ..routing import stepwise
 
 SITES = 4  # the first ones: cheap, and they tell domains apart best
@@ -37,11 +38,15 @@ class _Enough(Exception):
 
 @dataclass
 class _Known:
-    """A domain's statistics at the first sites: means, and matrices that whiten."""
+    """A domain's statistics at the first sites: means, and matrices that whiten; or none.
+
+    key: its name in the guesser's network, where each version has its own.
+    """
 
     version: str
+    key: str
     sites: dict[str, tuple[Tensor, Tensor]]
-    typical: float
+    typical: float = math.inf
 
 
 class Guesser:
@@ -50,8 +55,9 @@ class Guesser:
     def __init__(self, ecology: Ecology) -> None:
         self.ecology = ecology
         self._net: MultiDomainNetwork | None = None
-        self._known: dict[str, _Known | None] = {}
+        self._known: dict[str, _Known] = {}
         self._learning = threading.Lock()
+        self._numbers = itertools.count()
 
     @property
     def net(self) -> MultiDomainNetwork:
@@ -66,14 +72,13 @@ class Guesser:
             for name in set(self._known) - set(wanted):
                 self._forget(name)
             for name, version in wanted.items():
-                known = self._known.get(name)
-                if name in self._known and (known is None or known.version == version):
+                if name in self._known and self._known[name].version == version:
                     continue
                 self._forget(name)
-                try:
-                    self._known[name] = self._read(name, version)
-                except CovNormError:  # it cannot be served either
-                    self._known[name] = None
+                known = _Known(version, f"{name}-{next(self._numbers)}", {})
+                with contextlib.suppress(Exception):  # damaged: not guessed, but the others are
+                    self._read(name, known)
+                self._known[name] = known
 
     def guess(
         self, sizes: Mapping[str, Any], images: Mapping[Any, np.ndarray]
@@ -84,49 +89,58 @@ class Guesser:
         """
         found: list[dict[str, Any]] = []
         for name, known in list(self._known.items()):
-            if known is None or name not in sizes:
+            if not known.sites or name not in sizes:
                 continue
             x = torch.from_numpy(images[sizes[name]])[None]
-            distance = float(self._distances(name, known, x)[0])
-            found.append({"domain": name, "distance": distance, "typical": known.typical})
+            try:
+                distance = float(self._distances(known, x)[0])
+            except CovNormError:  # forgotten just now
+                continue
+            if math.isfinite(distance):
+                found.append({"domain": name, "distance": distance, "typical": known.typical})
         found.sort(key=lambda f: f["distance"])
-        scale = found[0]["typical"] if found else 1.0
+        scale = max(found[0]["typical"], FLOOR) if found else 1.0
         weights = [math.exp(-(f["distance"] - found[0]["distance"]) / scale) for f in found]
         for f, weight in zip(found, weights, strict=True):
             f["fits"] = f["distance"] <= FITS * f.pop("typical")
             f["chance"] = weight / sum(weights)
         return found
 
-    def _read(self, name: str, version: str) -> _Known | None:
+    def _read(self, name: str, known: _Known) -> None:
         """Its statistics, and how far its own examples are from them."""
         moments = self.ecology.moments(name)
         how = check_preprocessing(self.ecology.record(name)["preprocessing"], name)
         sites = [site for site in self.net.sites if site in moments][:SITES]
         if not sites:
-            return None
+            return
+        for basis in self.net.bases:  # domains keep what they need of it; it may have changed
+            del self.net.bases[basis]
         domain = self.ecology.load(self.net, name).eval()
+        del self.net.domains[name]
         for site in [s for s in domain.adapters if s not in sites]:
             del domain.adapters[site]
+        self.net.domains[known.key] = domain
         statistics = {}
         for site in sites:
             E, P = moments[site].pca()
             white = P / E.clamp(min=FLOOR * float(E[0])).sqrt() / len(E) ** 0.5
             statistics[site] = (moments[site].mean.float(), white.float())
-        known = _Known(version, statistics, math.inf)
         own = [load_image(b, how["size"], how["fit"]) for b in self.ecology.examples(name).values()]
+        ready = _Known(known.version, known.key, statistics)
         if own:
-            known.typical = float(self._distances(name, known, torch.stack(own)).median())
-        return known
+            known.typical = float(self._distances(ready, torch.stack(own)).median())
+        known.sites = statistics  # last: from now on it is guessed
 
     def _forget(self, name: str) -> None:
-        self._known.pop(name, None)
-        if self._net is not None and name in self._net.domains:
-            self._net.remove_domain(name)
+        known = self._known.pop(name, None)
+        if known is not None and self._net is not None and known.key in self._net.domains:
+            self._net.remove_domain(known.key)
 
     @torch.no_grad()
-    def _distances(self, name: str, known: _Known, images: Tensor) -> Tensor:
+    def _distances(self, known: _Known, images: Tensor) -> Tensor:
         """(n,) of images (n, 3, s, s), through the first layers of the domain."""
-        x = as_input(images, preprocessing(self.net, name))
+        domain = self.net.domain(known.key)
+        x = as_input(images, check_preprocessing(domain.preprocessing, known.key))
         total, last = torch.zeros(len(x)), next(reversed(known.sites))
         hooks = []
 
@@ -143,10 +157,10 @@ class Guesser:
             return hook
 
         for site in known.sites:
-            hooks.append(self.net.domain(name).maps[site].register_forward_pre_hook(watch(site)))
+            hooks.append(domain.maps[site].register_forward_pre_hook(watch(site)))
         try:
             with contextlib.suppress(_Enough), stepwise():
-                self.net(x, domain=name)
+                self.net(x, domain=known.key)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from ..errors import CovNormError
@@ -16,7 +17,7 @@ class Limits:
     queue: images that may wait; more are refused at once (429).
     deadline: seconds that an answer may take, queueing and all; then 504.
     resident: bytes of domains in memory, a worker; the least recently used go first.
-    upload: seconds that a request's body may take; body: its bytes.
+    upload: seconds that a request's header may take, and its body; body: its bytes.
     images: images of one request. top: answers an image at most.
     hang: seconds without an answer after which a worker is taken for dead.
     grace: seconds that a stopping server gives the requests under way.
@@ -44,7 +45,8 @@ class Limits:
                 continue
             value = getattr(self, field.name)
             least = 0 if field.name in ("threads", "wait") else 1e-9
-            if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value < least:
                 raise CovNormError(f"{field.name}={value!r}: give a number above 0")
         for name in ("workers", "threads", "batch", "queue", "resident", "body", "images", "top"):
             if not isinstance(getattr(self, name), int):

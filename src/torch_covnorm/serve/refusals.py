@@ -31,9 +31,19 @@ def broken(name: str, why: str) -> Refused:
     return Refused(409, "broken_domain", f"domain {name!r} cannot be served: {why}")
 
 
+def invalid(why: str) -> Refused:
+    """Not what the route takes."""
+    return Refused(422, "invalid", why)
+
+
 def bad_image(why: str) -> Refused:
     """Not an image that is read."""
     return Refused(422, "bad_image", why)
+
+
+def failed(why: str) -> Refused:
+    """Ours: nothing that the client could do better."""
+    return Refused(500, "failed", why)
 
 
 def stopped() -> Refused:
@@ -42,7 +52,5 @@ def stopped() -> Refused:
 
 
 def no_room(name: str) -> Refused:
-    """Everything resident is in use, or the domain alone is too large."""
-    return Refused(
-        503, "no_room", f"domain {name!r} does not fit into memory now: raise --resident", 1.0
-    )
+    """With what is pinned, the domain is too large for the memory that domains may have."""
+    return Refused(503, "no_room", f"domain {name!r} does not fit into memory: raise --resident")

@@ -6,29 +6,33 @@ Bookkeeping alone: it says what to load and what to drop, and whoever asks does 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 
-class State(Enum):
-    """Of a domain on its way through memory."""
-
-    LOADING = "loading"
-    READY = "ready"
-    LEAVING = "leaving"  # a newer version waits, or it was removed: no new requests
-
-
-@dataclass
+@dataclass(eq=False)
 class Resident:
-    """One version of a domain. `uses` counts the requests that hold it."""
+    """One version of a domain. `uses` counts the requests that hold it or wait for its load.
+
+    leaving: a newer version waits, or it was removed; it goes when nobody uses it any more.
+    over: so does one whose turn is over because another waits for its room; no new requests.
+    since: when it came, by the caller's clock.
+    """
 
     name: str
     version: str
     bytes: int
     basis: tuple[str, str] | None = None  # its name and version
-    state: State = State.LOADING
-    uses: int = 0
+    loading: bool = True
+    leaving: bool = False
+    over: bool = False
+    since: float = 0.0
     pinned: bool = False
+    uses: int = 0
     used: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing needs it now."""
+        return not self.uses and not self.loading
 
 
 @dataclass
@@ -45,7 +49,7 @@ class Residents:
         return sum(r.bytes for r in self.held.values())
 
     def hold(self, name: str) -> Resident:
-        """Count one more request that needs a domain which is there."""
+        """Count one more request that needs a domain which is there or coming."""
         found = self.held[name]
         self._clock += 1
         found.uses, found.used = found.uses + 1, self._clock
@@ -58,26 +62,37 @@ class Residents:
         resident.uses -= 1
 
     def conflicts(self, new: Resident) -> list[Resident]:
-        """What must go before `new` can come: another version of it or of its basis."""
+        """What must go before `new` can come: one of its name, another version of its basis."""
         return [
             r
             for r in self.held.values()
-            if (r.name == new.name and r.version != new.version)
+            if r.name == new.name
             or (new.basis and r.basis and r.basis[0] == new.basis[0] and r.basis != new.basis)
         ]
+
+    def never_fits(self, new: Resident) -> bool:
+        """Whether there is no room for it even when nothing is in use, as pinned ones stay."""
+        stay = sum(r.bytes for r in self.held.values() if r.pinned and r.name != new.name)
+        return stay + new.bytes > self.limit
 
     def room_for(self, size: int) -> list[Resident] | None:
         """What to drop so that `size` bytes fit: the least recently used; None: it cannot be."""
         over = self.bytes + size - self.limit
         chosen: list[Resident] = []
-        idle = [r for r in self.held.values() if not r.uses and not r.pinned]
-        idle = [r for r in idle if r.state is not State.LOADING]
-        for resident in sorted(idle, key=lambda r: r.used):
+        free = [r for r in self.held.values() if r.idle and not r.pinned]
+        for resident in sorted(free, key=lambda r: r.used):
             if over <= 0:
                 break
             chosen.append(resident)
             over -= resident.bytes
         return chosen if over <= 0 else None
+
+    def oldest(self) -> Resident | None:
+        """Whose turn is to be over next, where all are in use; None: one is about to go."""
+        used = [r for r in self.held.values() if not r.pinned and not r.loading]
+        if any(r.over or r.leaving for r in used):
+            return None
+        return min(used, key=lambda r: r.since, default=None)
 
     def add(self, resident: Resident) -> Resident:
         """It is coming."""
@@ -89,7 +104,12 @@ class Residents:
         return resident
 
     def drop(self, resident: Resident) -> None:
-        """It is gone."""
-        if resident.uses:
+        """It goes."""
+        if not resident.idle:
             raise RuntimeError(f"{resident.name}: in use by {resident.uses}, cannot go")
+        del self.held[resident.name]
+
+    def lose(self, resident: Resident) -> None:
+        """It never came: its load failed, and those who wait are told."""
+        resident.uses = 0
         del self.held[resident.name]

@@ -7,10 +7,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-# One transparent pixel as PNG would be too small to read; this is 8 × 8 of grey.
+# 8 × 8 pixels of grey as PNG: smaller ones are not read.
 PICTURE = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAD0lEQVR4nGNoQAMMQ1AAAL6QIAHt2BP0AAAAAElFTkSu"
-    "QmCC"
+    "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNsYIAAJgaKGAAmCACQtTEKkQAAAABJRU5E"
+    "rkJggg=="
 )
 
 
@@ -134,3 +134,47 @@ class State(BaseModel):
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The responses of a route that are no answer; every route may meet these four."""
     return {status: {"model": Error} for status in (400, 401, 408, 413, *statuses)}
+
+
+def _binary() -> dict[str, Any]:
+    return {"type": "string", "format": "binary"}
+
+
+def _form(**fields: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": {"type": "object", "required": list(fields), "properties": fields}}
+
+
+def _body(about: str, **kinds: dict[str, Any]) -> dict[str, Any]:
+    """What a route reads by itself, as OpenAPI shows it."""
+    return {"requestBody": {"required": True, "description": about, "content": kinds}}
+
+
+def _items() -> dict[str, Any]:
+    """The schema of `Items` with that of `Item` in its place: a reference would lead nowhere."""
+    schema = Items.model_json_schema()
+    schema["properties"]["items"]["items"] = schema.pop("$defs")["Item"]
+    return schema
+
+
+ONE_IMAGE = _body(
+    "An image file: its bytes, or a form with it as `image`.",
+    **{
+        "image/*": {"schema": _binary()},
+        "application/octet-stream": {"schema": _binary()},
+        "multipart/form-data": _form(image=_binary()),
+    },
+)
+MANY_IMAGES = _body(
+    "JSON, or a form with as many `image` files as `domain` fields (or one).",
+    **{
+        "application/json": {"schema": _items()},
+        "multipart/form-data": _form(
+            image={"type": "array", "items": _binary()},
+            domain={"type": "array", "items": {"type": "string"}},
+        ),
+    },
+)
+DOMAIN_FILES = _body(
+    "The files of `covnorm export --to domain`, each as `file`.",
+    **{"multipart/form-data": _form(file={"type": "array", "items": _binary()})},
+)

@@ -14,8 +14,8 @@ from ..ecology import Ecology
 from ..ecology.measure import sizes
 from ..ecology.store import Details
 from ..errors import CovNormError
-from ..prediction import preprocessing
 from ..records import blame
+from .catalog import check_servable
 
 
 def keep(ecology: Ecology, name: str, folder: Path, replace: bool) -> None:
@@ -30,7 +30,7 @@ def keep(ecology: Ecology, name: str, folder: Path, replace: bool) -> None:
     if (folder / "basis" / BASIS).exists():
         net.load_basis(folder / "basis")
     net.load_domain(folder, name)
-    preprocessing(net, name)
+    check_servable(net.domain(name).preprocessing, name)
     dtype = _dtype(folder)
     said = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "what": "upload"}
     found = sizes(net, name, dtype)

@@ -7,6 +7,7 @@ same pipe. Domains load in threads of their own, so that a load never stands bef
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import queue
 import signal
@@ -25,6 +26,8 @@ from torch import Tensor, nn
 from ..data.loader import as_input
 from ..ecology import Ecology
 from ..errors import CovNormError
+from ..modulemap import ModuleMap
+from ..network import MultiDomainNetwork
 from ..prediction import preprocessing
 from .catalog import version_of
 from .guess import Guesser
@@ -32,8 +35,10 @@ from .upload import keep
 
 LOADERS = 4  # threads that load domains
 
-# An answer to one image: [(label, probability)], best first; or why there is none.
-Answer = list[tuple[str, float]] | str
+# An answer to one image: [(label, probability)], best first; or whose fault it is that there is
+# none ("broken": the domain's, "failed": ours), and why.
+Fault = tuple[str, str]
+Answer = list[tuple[str, float]] | Fault
 
 
 def main(pipe: Connection, folder: str, threads: int) -> None:
@@ -42,7 +47,12 @@ def main(pipe: Connection, folder: str, threads: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     if threads:
         torch.set_num_threads(threads)
-    Worker(pipe, Ecology(folder)).run()
+    try:
+        worker = Worker(pipe, Ecology(folder))
+    except CovNormError as error:  # the store was damaged since the server began
+        pipe.send(("unfit", str(error)))
+        return
+    worker.run()
 
 
 class Worker:
@@ -52,7 +62,8 @@ class Worker:
         self.pipe, self.ecology = pipe, ecology
         self.net = ecology.network().eval()
         self.guesser = Guesser(ecology)
-        self._sending, self._basis = threading.Lock(), threading.RLock()
+        self._sending, self._basis = threading.Lock(), threading.Lock()
+        self._shared: dict[str, str] = {}  # {domain: its basis}
         self._work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._loaders = ThreadPoolExecutor(LOADERS, "load")
 
@@ -70,7 +81,7 @@ class Worker:
             if word == "stop":
                 self._work.put(None)
                 computing.join()
-                self._loaders.shutdown()
+                self._loaders.shutdown(cancel_futures=True)
                 return
             if word == "load":
                 self._loaders.submit(self._load, *rest)
@@ -102,7 +113,7 @@ class Worker:
             try:
                 answer = does[word](*rest)
             except Exception as error:  # a worker that dies of one request serves nobody
-                answer = f"{type(error).__name__}: {error}"
+                answer = _fault(error)
             self.send("did", number, answer, time.perf_counter() - start)
 
     @torch.no_grad()
@@ -117,7 +128,7 @@ class Worker:
                 try:
                     found += self._answers([domain], x[i : i + 1], tops[i : i + 1])
                 except Exception as error:
-                    found.append(f"{type(error).__name__}: {error}")
+                    found.append(_fault(error))
             return found
 
     def _answers(self, domains: list[str], x: Tensor, tops: list[int]) -> list[Answer]:
@@ -127,6 +138,9 @@ class Worker:
         found: list[Answer] = []
         for domain, row, top in zip(domains, out, tops, strict=True):
             chances = row.float().softmax(0)
+            if not chances.isfinite().all():
+                found.append(("broken", "its answers are no numbers: train it anew"))
+                continue
             best = chances.topk(min(top, len(chances)))
             names = self.net.domain(domain).classes or [str(i) for i in range(len(chances))]
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
@@ -152,33 +166,66 @@ class Worker:
 
     # ── domains ──────────────────────────────────────────────────────────────────────────────
 
-    def _load(self, name: str) -> None:
+    def _load(self, name: str, version: str) -> None:
+        """Exactly this version, or none: "changed" where the store has another by now."""
         start = time.perf_counter()
         try:
             shares = self.ecology.entry(name).basis is not None
             with self._basis if shares else contextlib.nullcontext():
-                while True:  # until what was read is what the store has
-                    version = version_of(self.ecology, name)
-                    domain = self.ecology.load(self.net, name).eval()
-                    if version_of(self.ecology, name) == version:
-                        break
-                    self._drop(name)
-            size = sum(t.numel() * t.element_size() for t in domain.state_dict().values())
+                size = self._put(name, version, self._empty(shares))
         except Exception as error:  # whatever its files do, the others are served
-            reason = str(error) if isinstance(error, CovNormError) else repr(error)
-            self.send("failed", name, reason)
+            if self._version(name) == version:
+                self.send("failed", name, _fault(error)[1])
+            else:
+                self.send("changed", name)
         else:
-            self.send("loaded", name, version, size, time.perf_counter() - start)
+            self.send("loaded", name, size, time.perf_counter() - start)
+
+    def _put(self, name: str, version: str, beside: MultiDomainNetwork) -> int:
+        """Read a domain beside the network and, if all is well, put it there; its bytes."""
+        domain = self.ecology.load(beside, name).eval()
+        if self._version(name) != version:
+            raise CovNormError(f"domain {name!r} was changed meanwhile")
+        for basis, shared in beside.bases.items():
+            self.net.bases[basis] = shared
+        if domain.basis is not None:
+            self._shared[name] = domain.basis
+        self.net.domains[name] = domain
+        return sum(t.numel() * t.element_size() for t in domain.state_dict().values())
+
+    def _empty(self, shares: bool) -> MultiDomainNetwork:
+        """The same backbone without domains: a load goes on there, the network that computes and
+        the other loads see nothing of it until it is whole."""
+        bases = {}
+        if shares:
+            self._sweep()
+            bases = dict(self.net.bases.items())
+        beside = copy.copy(self.net)
+        parts = {"domains": ModuleMap(), "bases": ModuleMap(bases)}
+        beside.__dict__["_modules"] = {**self.net._modules, **parts}
+        return beside
+
+    def _version(self, name: str) -> str | None:
+        try:
+            return version_of(self.ecology, name)
+        except CovNormError:
+            return None
 
     def _drop(self, name: str) -> None:
-        with self._basis:
-            if name not in self.net.domains:
-                return
-            basis = self.net.domain(name).basis
+        if name in self.net.domains:
             self.net.remove_domain(name)
-            users = {domain.basis for _, domain in self.net.domains.items()}
-            if basis is not None and basis not in users:
-                self.net.remove_basis(basis)
+            if self._shared.pop(name, None) is not None:
+                self._loaders.submit(self._sweep_alone)
+
+    def _sweep_alone(self) -> None:
+        with self._basis:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Forget the bases that no domain shares any more; nobody may load one meanwhile."""
+        used = set(self._shared.values())
+        for basis in set(self.net.bases) - used:
+            del self.net.bases[basis]
 
     def _keep(self, name: str, folder: str, replace: bool) -> str | None:
         try:
@@ -191,5 +238,11 @@ class Worker:
         try:
             answer = does(*rest)
         except Exception as error:
-            answer = f"{type(error).__name__}: {error}"
+            answer = _fault(error)[1]
         self.send("did", number, answer, 0.0)
+
+
+def _fault(error: Exception) -> Fault:
+    if isinstance(error, CovNormError):
+        return "broken", str(error)
+    return "failed", f"{type(error).__name__}: {error}"

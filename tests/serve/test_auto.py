@@ -1,0 +1,142 @@
+"""`auto`: the server names the domain, by the statistics that every domain keeps."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import houses
+import pytest
+import torch
+from houses import SAMPLES
+from PIL import Image
+from server import Server, wait_for
+
+from torch_covnorm.data import load_sample
+
+
+def stripes() -> bytes:
+    """Like nothing that any domain has seen: hard stripes in one colour."""
+    pixels = torch.zeros(64, 64, 3, dtype=torch.uint8)
+    pixels[::2, :, 0] = 255
+    return houses.encoded(Image.fromarray(pixels.numpy()), "PNG")
+
+
+def test_auto_names_the_domain_of_images_it_has_not_seen(server: Server):
+    right = 0
+    for name in SAMPLES:
+        for i in range(10):
+            answer = server.predict("auto", houses.picture(name, i))
+            assert answer.status in (200, 422), answer.body
+            if answer.status == 200:
+                right += answer.json["domain"] == name
+    assert right >= 27, right
+
+
+def test_the_answer_is_that_of_the_domain_it_named(server: Server):
+    for name in SAMPLES:
+        image = houses.picture(name, 1)
+        guessed = server.predict("auto", image)
+        asked = server.predict(guessed.json["domain"], image)
+        assert guessed.best[0] == asked.best[0]
+        assert guessed.best[1] == pytest.approx(asked.best[1], abs=1e-5)
+        assert 0 < guessed.json["confidence"] <= 1
+        assert asked.json["confidence"] is None
+        listed = guessed.json["candidates"]
+        assert listed[0]["domain"] == guessed.json["domain"]
+        assert {row["domain"] for row in listed} == set(SAMPLES)  # the others keep none
+
+
+def test_it_says_so_when_none_fits(server: Server):
+    answer = server.predict("auto", stripes())
+    assert (answer.status, answer.reason) == (422, "no_domain_fits"), answer.body
+    assert "name the domain" in answer.message
+    rows = server.many([("auto", stripes()), ("auto", houses.picture("digits", 1))])
+    first, second = rows.json["items"]
+    assert first["error"]["reason"] == "no_domain_fits"
+    assert second["domain"] == "digits"
+
+
+def test_a_bad_image_is_422_here_too(server: Server):
+    answer = server.predict("auto", b"no image")
+    assert (answer.status, answer.reason) == (422, "bad_image")
+
+
+def test_an_ecology_without_statistics_says_so(writable: SimpleNamespace, photo: bytes):
+    answer = writable.server.predict("auto", photo)
+    assert (answer.status, answer.reason) == (422, "no_domain")
+
+
+def test_a_new_domain_is_learned_and_a_removed_one_forgotten(writable: SimpleNamespace):
+    server, ecology = writable.server, writable.ecology
+    image = houses.picture("sketches", 2)
+    houses.known(ecology, "digits", load_sample("digits").x_train[:64])
+    wait_for(lambda: server.predict("auto", houses.picture("digits", 2)).status == 200, "digits")
+    houses.known(ecology, "sketches", load_sample("sketches").x_train[:64])
+    wait_for(lambda: server.predict("auto", image).json.get("domain") == "sketches", "sketches")
+    ecology.remove(["sketches"])
+    wait_for(lambda: server.predict("auto", image).json.get("domain") != "sketches", "forgotten")
+
+
+def test_a_domain_that_comes_back_with_statistics_is_learned(writable: SimpleNamespace):
+    """It was known as one that keeps none."""
+    server, ecology = writable.server, writable.ecology
+    image = houses.picture("digits", 2)
+    houses.put(ecology, "digits", adapter="residual")
+    assert server.predict("auto", image).reason == "no_domain"
+    net = ecology.network()
+    ecology.load(net, "digits")
+    ecology.remove(["digits"])
+    houses.known(ecology, "digits", load_sample("digits").x_train[:64])
+    wait_for(lambda: server.predict("auto", image).status == 200, "it is known now")
+
+
+def test_domains_that_come_and_go_make_no_error(writable: SimpleNamespace):
+    """Learning and forgetting go on beside the guessing."""
+    server, ecology = writable.server, writable.ecology
+    sample, image = load_sample("digits").x_train[:32], houses.picture("digits", 2)
+    houses.known(ecology, "digits", sample)
+    wait_for(lambda: server.predict("auto", image).status == 200, "it is known")
+    ends = time.monotonic() + 4
+
+    def client(_: int) -> set[int]:
+        seen = set()
+        while time.monotonic() < ends:
+            seen.add(server.predict("auto", image).status)
+        return seen
+
+    with ThreadPoolExecutor(5) as pool:
+        clients = [pool.submit(client, i) for i in range(4)]
+        i = 0
+        while time.monotonic() < ends:
+            houses.known(ecology, f"more-{i % 3}", sample)
+            ecology.remove([f"more-{i % 3}"])
+            i += 1
+        seen = set().union(*(c.result() for c in clients))
+    assert i > 3
+    assert seen <= {200, 404}, seen  # 404: it went between the guess and the answer
+
+
+def test_damaged_statistics_cost_only_the_domain_that_has_them(writable: SimpleNamespace):
+    server, ecology = writable.server, writable.ecology
+    for name in ("digits", "sketches"):
+        houses.known(ecology, name, load_sample(name).x_train[:64])
+    file = ecology.blobs.path(ecology.entry("digits").blobs["moments"])
+    file.write_bytes(file.read_bytes()[:-8])
+    image = houses.picture("sketches", 2)
+    wait_for(lambda: server.predict("auto", image).json.get("domain") == "sketches", "guessed")
+    assert server.predict("digits", image).status == 200
+
+
+def test_guessing_changes_no_answer_of_a_named_domain(server: Server):
+    image = houses.picture("clipart", 4)
+    alone = {name: server.predict(name, image).json["predictions"] for name in SAMPLES}
+    with ThreadPoolExecutor(8) as pool:
+        autos = [pool.submit(server.predict, "auto", image) for _ in range(24)]
+        named = [(n, pool.submit(server.predict, n, image)) for n in SAMPLES * 8]
+        assert {a.result().json["domain"] for a in autos} == {"clipart"}
+        for name, asked in named:
+            for a, b in zip(asked.result().json["predictions"], alone[name], strict=True):
+                assert a["label"] == b["label"]
+                assert a["probability"] == pytest.approx(b["probability"], abs=1e-5)

@@ -1,0 +1,126 @@
+"""The store is followed: what is added, replaced or removed is served so, without a restart."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import houses
+import pytest
+from command import covnorm, npz
+from server import Server, wait_for
+
+from torch_covnorm.ecology import Ecology
+
+SOON = 1.0 + 2.0  # about a second, and what a busy machine takes beside
+
+
+def truth(ecology: Ecology, name: str, photo: bytes, folder: Path) -> tuple[str, float]:
+    """What `covnorm predict` says now."""
+    (folder / "photo.png").write_bytes(photo)
+    ran = covnorm("predict", name, folder / "photo.png", "--ecology", ecology.folder, "--json")
+    return ran.json[0]["label"], pytest.approx(ran.json[0]["probability"], abs=1e-5)
+
+
+def served_soon(server: Server, name: str, photo: bytes, wanted: object) -> None:
+    """Within about a second its answer is the wanted one."""
+
+    def same() -> bool:
+        answer = server.predict(name, photo)
+        return answer.status == 200 and answer.best == wanted
+
+    took = wait_for(same, f"{name} is served as it is now", server.said)
+    assert took < SOON
+
+
+def test_a_domain_that_is_added_is_served_within_a_second(
+    writable: SimpleNamespace, photo: bytes, tmp_path: Path
+):
+    server, ecology = writable.server, writable.ecology
+    assert server.predict("new", photo).status == 404
+    houses.put(ecology, "new", adapter="residual")
+    served_soon(server, "new", photo, truth(ecology, "new", photo, tmp_path))
+    listed = {row["domain"]: row for row in server.get("/v1/domains").json["domains"]}
+    assert listed["new"]["resident"]
+    assert server.get("/v1/domains/new").json["classes"] == ["new-0", "new-1", "new-2"]
+
+
+def test_a_domain_that_is_replaced_answers_anew(
+    writable: SimpleNamespace, photo: bytes, tmp_path: Path
+):
+    server, ecology = writable.server, writable.ecology
+    houses.put(ecology, "changing", adapter="residual")
+    seen = []
+    for seed in (1, 2, 1, 0):  # back to what it was, too
+        houses.put(ecology, "changing", adapter="residual", seed=seed, replace=True)
+        wanted = truth(ecology, "changing", photo, tmp_path)
+        served_soon(server, "changing", photo, wanted)
+        seen.append(server.predict("changing", photo).best)
+    assert seen[0] == seen[2]
+    assert len(set(seen)) == 3
+
+
+def test_a_domain_that_is_removed_is_404_and_its_memory_free(
+    writable: SimpleNamespace, photo: bytes
+):
+    server, ecology = writable.server, writable.ecology
+    houses.put(ecology, "going", adapter="residual")
+    wait_for(lambda: server.predict("going", photo).status == 200, "it is served")
+    full = server.metric('covnorm_resident_bytes{worker="0"}')
+    ecology.remove(["going"])
+    assert wait_for(lambda: server.predict("going", photo).status == 404, "404") < SOON
+    wait_for(lambda: server.metric('covnorm_resident_bytes{worker="0"}') < full - 1e6, "free")
+    # and it may come back as it was
+    houses.put(ecology, "going", adapter="residual")
+    wait_for(lambda: server.predict("going", photo).status == 200, "it is served again")
+
+
+def test_a_joint_basis_that_changed_is_followed(
+    writable: SimpleNamespace, photo: bytes, tmp_path: Path
+):
+    server, ecology = writable.server, writable.ecology
+    houses.share(ecology, "left", "right")
+    before = {}
+    for name in ("left", "right"):
+        served_soon(server, name, photo, truth(ecology, name, photo, tmp_path))
+        before[name] = server.predict(name, photo).best
+    houses.share(ecology, "left", "right", seed=1, replace=True)
+    for name in ("right", "left"):
+        served_soon(server, name, photo, truth(ecology, name, photo, tmp_path))
+        assert server.predict(name, photo).best != before[name]
+    ecology.remove(["left", "right"])
+    wait_for(lambda: server.predict("left", photo).status == 404, "both are gone")
+
+
+def test_a_basis_that_changes_again_and_again_under_traffic_makes_no_error(
+    writable: SimpleNamespace, photo: bytes, tmp_path: Path
+):
+    from test_bad_domains import steady
+
+    server, ecology = writable.server, writable.ecology
+    houses.share(ecology, "left", "right")
+    wait_for(lambda: server.predict("left", photo).status == 200, "it is served")
+    with steady(server, "left", photo, 2) as left, steady(server, "right", photo, 2) as right:
+        for seed in range(1, 6):
+            houses.share(ecology, "left", "right", seed=seed, replace=True)
+            time.sleep(0.1)
+    assert set(left) == set(right) == {200}, (left, right)
+    for name in ("right", "left"):
+        served_soon(server, name, photo, truth(ecology, name, photo, tmp_path))
+
+
+def test_what_covnorm_add_commits_is_served(
+    writable: SimpleNamespace, photo: bytes, tmp_path: Path
+):
+    """The real command, in a process of its own."""
+    server, ecology = writable.server, writable.ecology
+    words = ["-m", "torch_covnorm", "add", "digits", str(npz(tmp_path / "digits.npz", 20, 10))]
+    words += ["--ecology", str(ecology.folder), "--epochs", "1", "--size", "32", "--threads", "1"]
+    ran = subprocess.run([sys.executable, *words, "--quiet"], capture_output=True, check=False)
+    assert ran.returncode == 0, ran.stderr.decode()
+    took = wait_for(lambda: server.predict("digits", photo).status == 200, "it is served")
+    assert took < SOON
+    assert server.predict("digits", photo).best == truth(ecology, "digits", photo, tmp_path)

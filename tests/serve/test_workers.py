@@ -1,0 +1,154 @@
+"""The process that computes may die or hang: it shows, it is replaced, requests survive."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import houses
+import pytest
+from PIL import Image
+from server import Server, descendants, running, wait_for
+
+from torch_covnorm.ecology import Ecology
+
+HANG = 8.0
+
+
+@pytest.fixture(scope="module")
+def early(house: Ecology) -> Iterator[SimpleNamespace]:
+    """A server, and what it said before its worker had begun.
+
+    Deadlines outlast a restart; a worker that says nothing for some seconds is replaced.
+    """
+    limits = {"deadline": 80.0, "hang": HANG, "queue": 10_000}
+    server = Server(house.folder, limits=limits)
+    try:
+        wait_for(lambda: server.get("/live").status == 200, "it lives")
+        live, ready = server.get("/live"), server.get("/ready")
+        yield SimpleNamespace(server=server.wait_ready(), live=live, ready=ready)
+    finally:
+        server.kill()
+
+
+@pytest.fixture
+def patient(early: SimpleNamespace) -> Server:
+    server: Server = early.server
+    return server.wait_ready()
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_live_is_the_process_and_ready_a_forward_pass(early: SimpleNamespace):
+    assert (early.live.status, early.live.json) == (200, {"ok": True})
+    assert (early.ready.status, early.ready.reason) == (503, "not_ready")
+    assert "retry-after" in early.ready.headers
+    now = early.server.get("/ready")
+    assert (now.status, now.json) == (200, {"ok": True})
+
+
+def test_a_killed_worker_loses_no_request_and_is_replaced(patient: Server, photo: bytes):
+    wanted = {name: patient.predict(name, photo).best for name in ("roses", "shells", "coins")}
+    first, restarts = patient.worker, patient.metric("covnorm_worker_restarts_total")
+    stop = threading.Event()
+
+    def client(name: str) -> int:
+        n = 0
+        while not stop.is_set():
+            answer = patient.predict(name, photo)
+            assert answer.status == 200, answer.body
+            assert answer.best[0] == wanted[name][0]
+            n += 1
+        return n
+
+    with ThreadPoolExecutor(6) as pool:
+        clients = [pool.submit(client, name) for name in list(wanted) * 2]
+        time.sleep(0.5)
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: patient.get("/ready").status == 503, "it shows")
+        patient.wait_ready()
+        time.sleep(0.5)
+        stop.set()
+        assert all(c.result() for c in clients)
+    assert patient.worker != first
+    assert not alive(first)
+    assert patient.metric("covnorm_worker_restarts_total") == restarts + 1
+
+
+def test_a_hung_worker_shows_within_seconds_and_is_replaced(patient: Server):
+    """Nobody asks anything: the server looks by itself."""
+    first = patient.worker
+    os.kill(first, signal.SIGSTOP)
+    shows = wait_for(lambda: patient.get("/ready").status == 503, "it shows")
+    assert alive(first)  # it shows before anything is done about it
+    assert shows < 12
+    assert patient.get("/live").status == 200
+    patient.wait_ready()
+    assert patient.worker != first
+    assert not alive(first)
+
+
+def test_a_hung_worker_under_load_stops_nothing_else(patient: Server):
+    """What is sent to it fills its pipe; the server must not wait for that."""
+    large = houses.encoded(Image.effect_noise((300, 300), 80).convert("RGB"), "PNG")
+    first = patient.worker
+    os.kill(first, signal.SIGSTOP)
+    with ThreadPoolExecutor(16) as pool:
+        asked = [pool.submit(patient.many, [("roses", large)] * 16, 1) for _ in range(16)]
+        for _ in range(20):
+            start = time.monotonic()
+            assert patient.get("/live").status == 200
+            assert patient.get("/v1/domains").status == 200
+            assert time.monotonic() - start < 5
+            time.sleep(0.1)
+        answers = [a.result() for a in asked]
+    assert patient.worker != first
+    rows = [row for answer in answers for row in answer.json["items"]]
+    assert len(rows) == 256
+    assert all(row.get("predictions") for row in rows), rows[0]
+
+
+def test_two_workers_share_the_load_and_one_stands_in_for_the_other(house: Ecology, photo: bytes):
+    with running(house.folder, "--workers", 2, "--deadline", 60) as server:
+        pids = [w["pid"] for w in server.get("/v1/status").json["workers"]]
+        assert len(set(pids)) == 2
+        wanted = server.predict("roses", photo).best
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(lambda _: server.predict("roses", photo), range(64)))
+        assert {a.best[0] for a in found} == {wanted[0]}
+        os.kill(pids[0], signal.SIGKILL)
+        start = time.monotonic()
+        for _ in range(10):
+            assert server.predict("roses", photo).best[0] == wanted[0]
+        assert server.predict("shells", photo).status == 200
+        assert time.monotonic() - start < 20
+        server.wait_ready()
+
+
+def test_a_worker_that_ends_again_and_again_is_not_restarted_in_a_rush(
+    patient: Server, photo: bytes
+):
+    before, ends = patient.metric("covnorm_worker_restarts_total"), time.monotonic() + 3
+    while time.monotonic() < ends:
+        for pid in descendants(patient.process.pid):
+            with contextlib.suppress(OSError):
+                if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text():
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    assert patient.get("/live").status == 200
+    assert patient.metric("covnorm_worker_restarts_total") - before < 12
+    patient.wait_ready()
+    assert patient.predict("roses", photo).status == 200
