@@ -68,7 +68,7 @@ def test_a_full_queue_is_429_with_retry_after_at_once_and_late_work_504(
 
 def test_at_three_times_its_capacity_the_accepted_keep_their_deadline(house: Ecology, photo: bytes):
     deadline = 2.0
-    with running(house.folder, "--deadline", deadline, "--batch", 8) as server:
+    with running(house.folder, "--deadline", deadline, "--batch", 8, "--queue", 5000) as server:
         server.predict("roses", photo)
 
         def rate(clients: int, seconds: float) -> float:

@@ -135,7 +135,7 @@ class Pool:
         if for_room and (oldest := self.residents.oldest()) is not None:
             left = oldest.since + TURN - self.loop.time()
             if left <= 0:
-                left = None
+                oldest.over, left = True, None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), left)
 
