@@ -28,6 +28,7 @@ DOMAINS = {
     "moths": ("batchnorm", 5, 48, "crop"),
     "coins": ("parallel", 4, 32, "squash"),
     "leaves": ("mask", 6, 48, "squash"),
+    "murals": ("none", 3, 224, "squash"),
 }
 SAMPLES = ("digits", "sketches", "clipart")
 

@@ -104,10 +104,11 @@ def test_a_hung_worker_shows_within_seconds_and_is_replaced(patient: Server):
 def test_a_hung_worker_under_load_stops_nothing_else(patient: Server):
     """What is sent to it fills its pipe; the server must not wait for that."""
     large = houses.encoded(Image.effect_noise((300, 300), 80).convert("RGB"), "PNG")
+    assert patient.predict("murals", large).status == 200
     first = patient.worker
     os.kill(first, signal.SIGSTOP)
-    with ThreadPoolExecutor(16) as pool:
-        asked = [pool.submit(patient.many, [("roses", large)] * 16, 1) for _ in range(16)]
+    with ThreadPoolExecutor(4) as pool:
+        asked = [pool.submit(patient.many, [("murals", large)] * 8, 1) for _ in range(4)]
         for _ in range(20):
             start = time.monotonic()
             assert patient.get("/live").status == 200
@@ -117,7 +118,7 @@ def test_a_hung_worker_under_load_stops_nothing_else(patient: Server):
         answers = [a.result() for a in asked]
     assert patient.worker != first
     rows = [row for answer in answers for row in answer.json["items"]]
-    assert len(rows) == 256
+    assert len(rows) == 32
     assert all(row.get("predictions") for row in rows), rows[0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -61,6 +62,8 @@ def serve(
     """
     if logs not in LOGS:
         raise CovNormError(f"--logs {logs}: choose {' or '.join(LOGS)}")
+    if not math.isfinite(resident):
+        raise CovNormError(f"--resident {resident}: give a number of megabytes")
     try:
         from ..serve.running import Keys, Limits, print_address
         from ..serve.running import serve as run

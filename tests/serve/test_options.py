@@ -1,0 +1,62 @@
+"""Options that make no sense are refused before anything starts; the log is for people too."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from command import covnorm
+from server import Server
+
+from torch_covnorm import CovNormError
+from torch_covnorm.ecology import Ecology
+from torch_covnorm.serve import Limits
+from torch_covnorm.serve.log import Lines
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--deadline", "nan"],
+        ["--deadline", "inf"],
+        ["--resident", "nan"],
+        ["--resident", "inf"],
+        ["--wait", "nan"],
+        ["--batch", "0"],
+        ["--queue", "-1"],
+        ["--workers", "0"],
+        ["--port", "70000"],
+        ["--logs", "xml"],
+        ["--host", "no.such.host.invalid"],
+        ["--keys", "nowhere"],
+        ["--pin", "nobody"],
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_makes_no_sense_is_exit_2(options: list[str], house: Ecology):
+    ran = covnorm("serve", house.folder, "--port", 0, *options)
+    assert ran.code == 2
+    assert options[1].removesuffix(".invalid") in ran.err or options[0] in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"batch": 0}, {"batch": 1.5}, {"queue": True}, {"deadline": 0}, {"body": float("inf")}],
+    ids=str,
+)
+def test_limits_are_numbers_above_0(wrong: dict[str, object]):
+    with pytest.raises(CovNormError, match=next(iter(wrong))):
+        Limits(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_line_of_the_log_is_one_line_whatever_it_says(server: Server):
+    import logging
+
+    record = logging.LogRecord("x", logging.WARNING, "f", 1, "one\ntwo", None, None)
+    record.said = {"why": "a\nb"}  # type: ignore[attr-defined]
+    text = Lines(as_json=False).format(record)
+    assert "\n" not in text
+    assert re.match(r"^\d{4}-\d\d-\d\dT[\d:.]+Z warning one \| two why=a \| b$", text)
+    assert "\n" not in Lines(as_json=True).format(record)
+    assert all(line["time"].endswith("Z") and line["level"] for line in server.lines())
