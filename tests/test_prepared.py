@@ -56,3 +56,16 @@ def test_gradients_flow_past_what_was_prepared():
     net.prepare_("d0")
     net(x, domain="d0").sum().backward()
     assert all(p.grad is not None for p in net.parameters_of("d0"))
+
+
+def test_its_bytes_are_those_of_its_tensors_each_once():
+    net, _ = network("convnet with norms", ["residual"])
+    domain = net.domain("d0")
+    state = sum(t.numel() * t.element_size() for t in domain.state_dict().values())
+    assert domain.bytes == state
+    net.prepare_("d0")
+    norms = sum(n.weight.numel() for _, n in domain.norms.items())
+    forms = sum(
+        4 * (A.numel() + 2 * len(A)) for A in (A.matrix() for A in domain.maps.values())
+    )  # A, gain and shift
+    assert domain.bytes == state + 8 * norms + forms

@@ -86,6 +86,15 @@ class Domain(nn.Module):
         }
 
     @property
+    def bytes(self) -> int:
+        """Of memory: its state and what was prepared of it, each tensor once. A shared basis is the
+        network's."""
+        tensors = [*self.state_dict().values()]
+        tensors += [] if self.prepared is None else self.prepared.tensors
+        places = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        return sum(storage.nbytes() for storage in places.values())
+
+    @property
     def maps(self) -> dict[str, LinearMap]:
         """{site: A}, at the sites whose adapter has one."""
         return {site: a.A for site, a in self.adapters.items() if a.A is not None}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from .adapters import Folded, collapsed, forms, scale_shifts, stacked
+from .adapters import Folded, forms, scale_shifts, stacked
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 
 class Prepared(NamedTuple):
-    """Scale and shift of all norms in one row (D,), and the form of every site's adapter.
-
-    alone: the form as it is run where a batch is of this domain; parts: to be stacked with others.
-    """
+    """Scale and shift of all norms in one row (D,), and the form of every site's adapter."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     scale: Tensor
     shift: Tensor
-    alone: dict[str, Folded]
-    parts: dict[str, Folded]
+    forms: dict[str, Folded]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it holds."""
+        return [self.scale, self.shift, *(t for f in self.forms.values() for t in f.tensors)]
 
 
 @torch.no_grad()
@@ -37,14 +38,13 @@ def prepare(domain: Domain, sites: Mapping[str, Site], like: Tensor) -> Prepared
     none = like.new_zeros(0)
     scale = torch.cat([none, *(scale[0] for scale, _ in pairs)])
     shift = torch.cat([none, *(shift[0] for _, shift in pairs)])
-    parts = {
+    known = {
         name: forms([domain.adapters[name]], site.d_in, site.d_out, like)
         for name, site in sites.items()
         if not domain.adapters[name].idle
     }
-    alone = {name: collapsed(part) for name, part in parts.items()}
     sizes = tuple(scale.shape[1] for scale, _ in pairs)
-    return Prepared(tuple(found), sizes, scale, shift, alone, parts)
+    return Prepared(tuple(found), sizes, scale, shift, known)
 
 
 def norms_of(prepared: Sequence[Prepared]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -58,8 +58,5 @@ def norms_of(prepared: Sequence[Prepared]) -> dict[str, tuple[Tensor, Tensor]]:
 
 def site_of(prepared: Sequence[Prepared], site: str, like: Tensor) -> Folded | None:
     """The stacked forms of a site; None: one of them has none, so they must be made anew."""
-    if len(prepared) == 1:
-        return prepared[0].alone.get(site)
-    parts = [p.parts.get(site) for p in prepared]
-    known = [p for p in parts if p is not None]
-    return stacked(known, like) if len(known) == len(parts) else None
+    known = [p.forms[site] for p in prepared if site in p.forms]
+    return stacked(known, like) if len(known) == len(prepared) else None

@@ -79,6 +79,14 @@ async def test_a_batch_is_filled_across_domains():
 
 
 @on_a_loop
+async def test_where_batches_are_not_mixed_each_has_one_domain():
+    queue = Queue(lambda: 0.0, mixed=False)
+    a, b, again = (request(queue, at, domain=d) for at, d in ((1.0, "a"), (2.0, "b"), (3.0, "a")))
+    assert queue.take(16) == [a, again]
+    assert queue.take(16) == [b]
+
+
+@on_a_loop
 async def test_a_full_batch_goes_at_once_and_a_small_one_when_its_first_has_waited():
     loop = asyncio.get_running_loop()
     queue = Queue(loop.time)

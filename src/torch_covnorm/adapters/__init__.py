@@ -17,7 +17,7 @@ from ..ranks import rank_of
 from .base import Adapter, frozen
 from .batchnorm import BatchNormAdapter
 from .conv import ConvAdapter
-from .fold import Folded, collapsed, fold, forms, padded_share, stacked
+from .fold import Folded, fold, forms, padded_share, stacked
 from .infer import run_folded
 from .maps import CovNormMap, FullMap, LinearMap, LowRankMap, build_map
 from .norms import scale_shifts, site_norm
@@ -154,7 +154,6 @@ __all__ = [
     "SharedMap",
     "WeightAdapter",
     "build",
-    "collapsed",
     "double",
     "fold",
     "forms",

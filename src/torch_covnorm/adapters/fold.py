@@ -33,6 +33,12 @@ class Folded:
     series: tuple[Tensor, ...]
     parallel: tuple[Tensor, ...]
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        gain = [] if self.gain is None else [self.gain]
+        return [*gain, self.shift, *self.series, *self.parallel]
+
     def take(self, index: Tensor) -> Folded:
         """The forms of a batch: index (n,) names each sample's adapter."""
         return Folded(

@@ -27,6 +27,9 @@ def serve(
     wait: Annotated[
         float, typer.Option(min=0, help="Milliseconds that an image waits for company.")
     ] = 4,
+    mixed: Annotated[
+        bool, typer.Option("--mixed/--no-mixed", help="Whether domains share a pass.")
+    ] = True,
     queue: Annotated[
         int, typer.Option(min=1, help="Images that may wait; more get 429 at once.")
     ] = 256,
@@ -76,6 +79,7 @@ def serve(
         threads=threads,
         batch=batch,
         wait=wait / 1000,
+        mixed=mixed,
         queue=queue,
         deadline=deadline,
         resident=int(resident * 1e6),

@@ -14,6 +14,7 @@ class Limits:
 
     workers: processes that compute, each with the network; threads: of torch in each.
     batch: images of one forward pass; wait: seconds that a first image waits for company.
+    mixed: whether images of different domains share a pass.
     queue: images that may wait; more are refused at once (429).
     deadline: seconds that an answer may take, queueing and all; then 504.
     resident: bytes of domains in memory, a worker; the least recently used go first.
@@ -28,6 +29,7 @@ class Limits:
     threads: int = 0
     batch: int = 16
     wait: float = 0.004
+    mixed: bool = True
     queue: int = 256
     deadline: float = 2.0
     resident: int = 2_000_000_000
@@ -41,7 +43,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name == "pins":
+            if field.name in ("mixed", "pins"):
                 continue
             value = getattr(self, field.name)
             least = 0 if field.name in ("threads", "wait") else 1e-9

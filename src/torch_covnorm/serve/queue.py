@@ -31,12 +31,16 @@ class Request:
         """Images of one size share a batch."""
         return int(self.image.shape[-1])
 
+    def goes_with(self, other: Request, mixed: bool) -> bool:
+        """Whether both may be in one batch."""
+        return self.size == other.size and (mixed or self.domain == other.domain)
+
 
 class Queue:
     """What waits for a worker, all of it on one event loop."""
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now = now
+    def __init__(self, now: Callable[[], float], mixed: bool = True) -> None:
+        self.now, self.mixed = now, mixed
         self._heap: list[tuple[float, int, Request]] = []
         self._order = itertools.count()
         self._changed = asyncio.Event()
@@ -50,7 +54,8 @@ class Queue:
         self._changed.set()
 
     def take(self, most: int) -> list[Request]:
-        """Up to `most` requests of one size, earliest deadline first; late ones get their 504."""
+        """Up to `most` requests of one size (and domain, where batches are not mixed), earliest
+        deadline first; late ones get their 504."""
         taken: list[Request] = []
         kept: list[tuple[float, int, Request]] = []
         while self._heap and len(taken) < most:
@@ -60,7 +65,7 @@ class Queue:
                 continue
             if request.deadline <= self.now():
                 request.future.set_exception(late(request.deadline - request.arrived))
-            elif taken and request.size != taken[0].size:
+            elif taken and not request.goes_with(taken[0], self.mixed):
                 kept.append(item)
             else:
                 taken.append(request)

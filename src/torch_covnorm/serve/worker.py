@@ -184,6 +184,7 @@ class Worker:
     def _put(self, name: str, version: str, beside: MultiDomainNetwork) -> int:
         """Read a domain beside the network and, if all is well, put it there; its bytes."""
         domain = self.ecology.load(beside, name).eval()
+        beside.prepare_(name)
         if self._version(name) != version:
             raise CovNormError(f"domain {name!r} was changed meanwhile")
         for basis, shared in beside.bases.items():
@@ -191,7 +192,7 @@ class Worker:
         if domain.basis is not None:
             self._shared[name] = domain.basis
         self.net.domains[name] = domain
-        return sum(t.numel() * t.element_size() for t in domain.state_dict().values())
+        return domain.bytes
 
     def _empty(self, shares: bool) -> MultiDomainNetwork:
         """The same backbone without domains: a load goes on there, the network that computes and
