@@ -177,7 +177,7 @@ def test_every_test_that_the_guarantees_name_exists():
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "guarantees.md").read_text()))
     there = set()
     for file in (ROOT / "tests").rglob("test_*.py"):
-        there.update(re.findall(r"^def (test_\w+)", file.read_text(), flags=re.M))
+        there.update(re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), flags=re.M))
     assert len(named) > 30
     assert named <= there, named - there
 
