@@ -22,8 +22,9 @@ def network(name, kinds):
 
 @pytest.mark.parametrize("name", ["convnet", "mlp", "convnet with norms"])
 @pytest.mark.parametrize("kinds", [KINDS[:1] * 3, KINDS[1:2] * 2, KINDS], ids=["rrr", "pp", "all"])
+@pytest.mark.parametrize("only", [False, True])
 @torch.no_grad()
-def test_a_prepared_domain_answers_as_before_alone_and_in_any_batch(name, kinds):
+def test_a_prepared_domain_answers_as_before_alone_and_in_any_batch(name, kinds, only):
     net, x = network(name, kinds)
     names = [f"d{i % len(kinds)}" for i in (2, 0, 1, 1, 3, 5)]
     before = {d: net(x, domain=d) for d in set(names)}
@@ -32,6 +33,9 @@ def test_a_prepared_domain_answers_as_before_alone_and_in_any_batch(name, kinds)
         net.prepare_(d)
     torch.testing.assert_close(net(x, domain=names), mixed)
     net.prepare_(max(names))
+    if only:
+        for d in set(names):
+            net.prepare_(d, only=True)
     torch.testing.assert_close(net(x, domain=names), mixed)
     for d, answer in before.items():
         torch.testing.assert_close(net(x, domain=d), answer)
@@ -69,3 +73,58 @@ def test_its_bytes_are_those_of_its_tensors_each_once():
         4 * (A.numel() + 2 * len(A)) for A in (A.matrix() for A in domain.maps.values())
     )  # A, gain and shift
     assert domain.bytes == state + 8 * norms + forms
+
+
+@pytest.mark.parametrize("method", ["own", "mask"])
+@torch.no_grad()
+def test_weights_of_its_own_stay_with_a_domain_that_only_answers(method):
+    net, x = network("convnet with norms", ["residual", method])
+    mixed = net(x, domain=["d0", "d1"] * 3)
+    for name in ("d0", "d1"):
+        net.prepare_(name, only=True)
+    torch.testing.assert_close(net(x, domain=["d0", "d1"] * 3), mixed)
+
+
+def test_a_domain_that_only_answers_is_smaller_and_refuses_all_else(tmp_path):
+    net, x = network("convnet with norms", ["residual", "residual"])
+    net.prepare_("d0")
+    before = net.domain("d0").bytes
+    net.prepare_("d0", only=True)
+    assert net.domain("d0").bytes < 0.6 * before
+    refused = pytest.raises(cn.CovNormError, match=r"'d0'.*load it anew")
+    for ask in (
+        lambda: net.save_domain("d0", tmp_path),
+        lambda: net.merge("d0"),
+        lambda: net.num_parameters("d0"),
+        lambda: cn.account(net, "d0"),
+        lambda: cn.collect(net, "d0", [x]),
+        lambda: net(x, domain="d0"),  # with gradients
+        lambda: net(x, domain=["d0", "d1"] * 3),  # the other is not prepared
+        lambda: net.prepare_("d0"),
+    ):
+        with refused:
+            ask()
+    assert not list(tmp_path.iterdir())
+    with torch.no_grad():
+        assert net(x, domain="d0").isfinite().all()
+    net.train_domain("d0")
+    with refused:
+        net(x, domain="d0")
+
+
+@torch.no_grad()
+def test_what_domains_share_is_in_memory_once():
+    net, x = network("convnet with norms", ["residual", "residual", "residual"])
+    shared = ["d0", "d1"]
+    cn.join_(net, shared, {d: cn.collect(net, d, [x]) for d in shared}, 0.999)
+    names = ["d0", "d2", "d1", "d1", "d0", "d2"]
+    mixed, alone = net(x, domain=names), net(x, domain="d1")
+    held = {t.data_ptr() for t in net.bases[net.domain("d0").basis].state_dict().values()}
+    for name in set(names):
+        net.prepare_(name, only=True)
+    torch.testing.assert_close(net(x, domain=names), mixed)
+    torch.testing.assert_close(net(x, domain="d1"), alone)
+    for name in shared:
+        factors = [f for a in net.domain(name).prepared.kept.values() for f in a.A.factors]
+        assert held & {f.data_ptr() for f in factors}
+        assert not held & {t.data_ptr() for t in net.domain(name).prepared.tensors}

@@ -28,7 +28,7 @@ from .errors import CovNormError, choices
 from .merge import merge
 from .mixed import finish, groups, run_apart
 from .modulemap import ModuleMap
-from .prepared import prepare
+from .prepared import let_go_, prepare
 from .routing import Call, Role, check_plain, plain_copy, route_
 from .sites import Layer, Site, SitePredicate, find_head, find_norms, find_sites, weight_layers
 
@@ -141,13 +141,17 @@ class MultiDomainNetwork(nn.Module):
             raise CovNormError(f"unknown domain {name!r}: {choices(name, self.domains)}") from None
         return found
 
-    def prepare_(self, name: str) -> None:
+    def prepare_(self, name: str, only: bool = False) -> None:
         """Compute what a domain's eval mode is once, for the many mixed batches of a server.
 
         The answers stay; what is changed in the domain afterwards is not seen, until it trains.
+        only: let go of all that answers do not need; then it takes about half the memory, and
+        cannot be trained, saved or merged.
         """
-        like = next(self.backbone.parameters())
-        self.domain(name).prepared = prepare(self.domain(name).eval(), self.sites, like)
+        like, domain = next(self.backbone.parameters()), self.domain(name).eval()
+        domain.prepared = prepare(domain, self.sites, like)
+        if only:
+            let_go_(domain)
 
     def parameters_of(self, name: str) -> Iterator[nn.Parameter]:
         """What trains in a domain: its adapters' trainable parameters, norms, head, own module."""

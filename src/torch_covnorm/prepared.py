@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .adapters import Folded, forms, scale_shifts, stacked
+from .adapters import Adapter, Folded, forms, scale_shifts, stacked
+from .errors import CovNormError
+from .modulemap import ModuleMap
 from .sites import Site
 
 if TYPE_CHECKING:
@@ -16,18 +18,30 @@ if TYPE_CHECKING:
 
 
 class Prepared(NamedTuple):
-    """Scale and shift of all norms in one row (D,), and the form of every site's adapter."""
+    """Scale and shift of all norms in one row (D,), and the form of every site's adapter.
+
+    kept: adapters whose factors a basis shares. A form would be a copy of them, so theirs are
+    computed at every call.
+    """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     scale: Tensor
     shift: Tensor
     forms: dict[str, Folded]
+    kept: dict[str, Adapter]
 
     @property
     def tensors(self) -> list[Tensor]:
         """All that it holds."""
-        return [self.scale, self.shift, *(t for f in self.forms.values() for t in f.tensors)]
+        own = [t for a in self.kept.values() for t in a.state_dict().values()]
+        return [self.scale, self.shift, *(t for f in self.forms.values() for t in f.tensors), *own]
+
+    def form(self, site: Site, like: Tensor) -> Folded | None:
+        """Of a site's adapter; None: it changes nothing."""
+        if site.name in self.kept:
+            return forms([self.kept[site.name]], site.d_in, site.d_out, like)
+        return self.forms.get(site.name)
 
 
 @torch.no_grad()
@@ -38,13 +52,15 @@ def prepare(domain: Domain, sites: Mapping[str, Site], like: Tensor) -> Prepared
     none = like.new_zeros(0)
     scale = torch.cat([none, *(scale[0] for scale, _ in pairs)])
     shift = torch.cat([none, *(shift[0] for _, shift in pairs)])
+    busy = {name: a for name, a in domain.adapters.items() if not a.idle}
+    kept = {} if domain.basis is None else busy
     known = {
-        name: forms([domain.adapters[name]], site.d_in, site.d_out, like)
-        for name, site in sites.items()
-        if not domain.adapters[name].idle
+        name: forms([a], sites[name].d_in, sites[name].d_out, like)
+        for name, a in busy.items()
+        if name not in kept
     }
     sizes = tuple(scale.shape[1] for scale, _ in pairs)
-    return Prepared(tuple(found), sizes, scale, shift, known)
+    return Prepared(tuple(found), sizes, scale, shift, known, kept)
 
 
 def norms_of(prepared: Sequence[Prepared]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -56,7 +72,35 @@ def norms_of(prepared: Sequence[Prepared]) -> dict[str, tuple[Tensor, Tensor]]:
     return dict(zip(first.names, pieces, strict=True))
 
 
-def site_of(prepared: Sequence[Prepared], site: str, like: Tensor) -> Folded | None:
-    """The stacked forms of a site; None: one of them has none, so they must be made anew."""
-    known = [p.forms[site] for p in prepared if site in p.forms]
-    return stacked(known, like) if len(known) == len(prepared) else None
+def site_of(prepared: Sequence[Prepared], site: Site, like: Tensor) -> Folded | None:
+    """The stacked forms of a site; None: none of them changes anything there."""
+    found = [p.form(site, like) for p in prepared]
+    if not any(found):
+        return None
+    one, zero = like.new_ones(1, site.d_out), like.new_zeros(1, site.d_out)
+    return stacked([f or Folded(one, zero, (), ()) for f in found], like)
+
+
+class Gone(ModuleMap):
+    """In the place of what was let go: asking for it is an error that says so."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def _refuse(self, *_: Any) -> Any:
+        raise CovNormError(
+            f"domain {self.name!r} was prepared to answer alone (prepare_(…, only=True)): load it "
+            "anew to train, save, merge or count it"
+        )
+
+    __getitem__ = __iter__ = __contains__ = __len__ = _refuse
+
+
+def let_go_(domain: Domain) -> None:
+    """Keep of a prepared domain what answers need: the prepared forms, the head, its own weights
+    and module, and norms without statistics, which cannot be prepared."""
+    assert domain.prepared is not None
+    done = set(domain.prepared.names)
+    domain.adapters = Gone(domain.name)
+    domain.norms = ModuleMap({n: norm for n, norm in domain.norms.items() if n not in done})

@@ -169,6 +169,11 @@ class Call:
     def site(self, layer: Layer, site: Site, x: Tensor) -> Tensor:
         """A layer with adapters behind it: as the paper writes them, or folded for inference."""
         self._check_input(x, site)
+        if self.prepared and not _STEPWISE.get():
+            ready = site_of(self.prepared, site, layer.weight)
+            return (
+                frozen(layer, x) if ready is None else run_folded(layer, x, ready, self._index(x))
+            )
         adapters = [d.adapters[site.name] for d in self.domains]
         if all(a.idle for a in adapters):
             return frozen(layer, x)
@@ -176,16 +181,12 @@ class Call:
             adapter = adapters[0]
             if adapter.training or torch.is_grad_enabled() or _STEPWISE.get():
                 return adapter(layer, x)
-        folded = None
-        if self.prepared:
-            folded = site_of(self.prepared, site.name, layer.weight)
-        if folded is None:
-            folded = fold(adapters, site.d_in, site.d_out, layer.weight)
+        folded = fold(adapters, site.d_in, site.d_out, layer.weight)
         return run_folded(layer, x, folded, self._index(x))
 
     def norm(self, layer: _BatchNorm, name: str, x: Tensor) -> Tensor:
         """A BatchNorm of the backbone: the domain's own, or one scale and shift a sample."""
-        if self.places is None:
+        if self.places is None and (not self.prepared or name in self.domains[0].norms):
             return self.domains[0].norms[name](x)
         if layer.running_mean is None:
             raise CovNormError(
@@ -202,7 +203,7 @@ class Call:
         index = self._index(x)
         if index is not None:
             scale, shift = scale[index], shift[index]
-        shape = (len(x), -1) + (1,) * (x.ndim - 2)
+        shape = (len(scale), -1) + (1,) * (x.ndim - 2)
         out = torch.addcmul(shift.view(shape), x, scale.view(shape)).to(x.dtype)
         return self.neutral[name](out) if name in self.neutral else out
 

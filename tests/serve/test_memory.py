@@ -39,7 +39,7 @@ def forest(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     houses.put(ecology, "giant", adapter="own")
     net = ecology.network()
     ash = ecology.load(net, "ash")
-    net.prepare_("ash")
+    net.prepare_("ash", only=True)
     return SimpleNamespace(ecology=ecology, one=ash.bytes)
 
 
@@ -128,21 +128,6 @@ def test_a_domain_that_can_never_fit_is_refused_at_once(small: Server, photo: by
     assert (answer.status, answer.reason) == (503, "no_room")
     assert "--resident" in answer.message
     assert small.predict("ash", photo).status == 200
-
-
-def test_the_limit_is_of_what_was_prepared_too(forest: SimpleNamespace, photo: bytes):
-    """In memory a domain takes more than its file says: where that is too much, it is refused, and
-    the others are as before."""
-    said = 4 * forest.ecology.entry("ash").total
-    limit = (said + forest.one) / 2 / 1e6
-    houses.put(forest.ecology, "reed", adapter="none")
-    with running(forest.ecology.folder, "--resident", limit, "--deadline", 60) as server:
-        for _ in range(2):
-            assert server.predict("ash", photo).reason == "no_room"
-            assert server.predict("reed", photo).status == 200
-            assert resident(server) == {"reed"}
-        assert server.metric(LOADED) == 2  # the second time it was known
-    forest.ecology.remove(["reed"])
 
 
 def test_a_pinned_domain_is_there_from_the_start_and_never_goes(

@@ -71,6 +71,8 @@ def serve(
         from ..serve.running import Keys, Limits, print_address
         from ..serve.running import serve as run
     except ModuleNotFoundError as error:
+        if str(error.name).startswith("torch_covnorm"):
+            raise
         raise CovNormError(
             f"serving needs {error.name}: pip install 'torch-covnorm[serve]'"
         ) from None

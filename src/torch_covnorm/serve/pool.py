@@ -42,7 +42,6 @@ class Pool:
         self.learned: dict[str, str] = {}  # {domain: version of its statistics}
         self.learning: asyncio.Task[None] | None = None
         self._loads: dict[str, asyncio.Future[None]] = {}
-        self._sizes: dict[str, int] = {}  # {version: bytes in memory}, of those that were there
         self._freed = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
@@ -61,18 +60,12 @@ class Pool:
         resident, load = self.residents.held[name], self._loads.pop(name)
         if word == "loaded":
             resident.bytes, seconds = rest
-            self._sizes[resident.version] = resident.bytes
             resident.loading, resident.since = False, self.loop.time()
             self.metrics.loads.labels("ok").inc()
             self.metrics.load_seconds.observe(seconds)
-            if self.residents.never_fits(resident):  # it is larger than it seemed
-                self.residents.lose(resident)
-                self.process.send("drop", name)
-                load.set_exception(no_room(name))
-            else:
-                load.set_result(None)
-                self._let_go(resident)
-                self._trim()
+            load.set_result(None)
+            self._let_go(resident)
+            self._evict(self.residents.room_for(0) or [])  # it may be larger than it seemed
         else:
             self.residents.lose(resident)
             if word == "failed":
@@ -117,8 +110,7 @@ class Pool:
         if not self.process.is_up:
             await self.process.up()
             return  # others may have asked for it meanwhile
-        size = self._sizes.get(listed.version, listed.bytes)
-        new = Resident(listed.name, listed.version, size, listed.basis)
+        new = Resident(listed.name, listed.version, listed.bytes, listed.basis)
         new.pinned = new.name in self.limits.pins
         if self.residents.never_fits(new):
             raise no_room(listed.name)
@@ -153,12 +145,10 @@ class Pool:
             self.residents.release(resident)
             self._let_go(resident)
             if resident.idle:
-                self._trim()
                 self._freed.set()
 
     def follow(self, versions: dict[str, str]) -> None:
         """The store changed: what is gone or replaced leaves, now or when nobody uses it."""
-        self._sizes = {v: self._sizes[v] for v in versions.values() if v in self._sizes}
         for resident in list(self.residents.held.values()):
             if versions.get(resident.name) != resident.version:
                 resident.leaving = True
@@ -169,11 +159,6 @@ class Pool:
             self._evict([resident])
         elif resident.leaving and resident.idle:
             self._drop(resident)
-
-    def _trim(self) -> None:
-        """Keep the limit, where what came is larger than it seemed."""
-        if self.residents.bytes > self.limits.resident:
-            self._evict(self.residents.room_for(0) or [])
 
     def _evict(self, victims: Sequence[Resident]) -> None:
         for resident in victims:

@@ -184,7 +184,7 @@ class Worker:
     def _put(self, name: str, version: str, beside: MultiDomainNetwork) -> int:
         """Read a domain beside the network and, if all is well, put it there; its bytes."""
         domain = self.ecology.load(beside, name).eval()
-        beside.prepare_(name)
+        beside.prepare_(name, only=True)
         if self._version(name) != version:
             raise CovNormError(f"domain {name!r} was changed meanwhile")
         for basis, shared in beside.bases.items():
