@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Idle torch threads sleep instead of spinning: 5× faster beside any other busy process.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo recipe test check setup format bench bench-methods clean
+.PHONY: demo recipe test check setup format bench bench-methods bench-serving clean
 
 demo: setup  ## an ecology of four real tasks on one real network, in some ten minutes
 	$(BIN)/covnorm demo
@@ -29,6 +29,9 @@ bench: setup  ## ratios of speed, into benchmarks/results/core.json; run it alon
 
 bench-methods: setup  ## every method on one real domain, into benchmarks/results/methods.jsonl
 	$(BIN)/python -m benchmarks.methods
+
+bench-serving: setup  ## the server under load, into benchmarks/results/serving.jsonl; run it alone
+	$(BIN)/python -m benchmarks.serving
 
 setup: $(VENV)/.installed
 

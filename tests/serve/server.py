@@ -147,10 +147,10 @@ class Server:
         """The process that computes."""
         return int(self.get("/v1/status").json["workers"][0]["pid"])
 
-    def rss(self, pid: int) -> int:
-        """Bytes of a process's own memory."""
+    def rss(self, pid: int, kind: str = "RssAnon") -> int:
+        """Bytes of a process's own memory; VmHWM: at most until now, with what it shares."""
         status = Path(f"/proc/{pid}/status").read_text()
-        found = re.search(r"^RssAnon:\s+(\d+) kB", status, flags=re.M)
+        found = re.search(rf"^{kind}:\s+(\d+) kB", status, flags=re.M)
         assert found is not None
         return 1024 * int(found[1])
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import houses
+import numpy as np
 import pytest
 import torch
 from houses import SAMPLES
@@ -14,6 +15,9 @@ from PIL import Image
 from server import Server, wait_for
 
 from torch_covnorm.data import load_sample
+from torch_covnorm.data.decode import load_image
+from torch_covnorm.ecology import Ecology
+from torch_covnorm.serve.guess import Guesser
 
 
 def stripes() -> bytes:
@@ -116,6 +120,25 @@ def test_domains_that_come_and_go_make_no_error(writable: SimpleNamespace):
         seen = set().union(*(c.result() for c in clients))
     assert i > 3
     assert seen <= {200, 404}, seen  # 404: it went between the guess and the answer
+
+
+def test_a_domain_that_is_forgotten_while_it_is_guessed_costs_nobody_else(house: Ecology):
+    """It goes at the worst moment: when its image is taken, just before its layers are."""
+    guesser = Guesser(house)
+    guesser.learn(dict.fromkeys(SAMPLES, "1"))
+    others = SAMPLES[1:]
+    image = load_image(houses.picture(others[0], 1), 32, "squash").numpy()
+
+    class Images(dict[str, np.ndarray]):
+        def __getitem__(self, key: str) -> np.ndarray:
+            guesser.learn(dict.fromkeys(others, "1"))
+            return super().__getitem__(key)
+
+    sizes = dict.fromkeys(SAMPLES, "32")
+    assert {f["domain"] for f in guesser.guess(sizes, {"32": image})} == set(SAMPLES)
+    found = guesser.guess(sizes, Images({"32": image}))
+    assert found[0]["domain"] == others[0]
+    assert {f["domain"] for f in found} == set(others)
 
 
 def test_damaged_statistics_cost_only_the_domain_that_has_them(writable: SimpleNamespace):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
 import time
@@ -12,8 +14,12 @@ import houses
 import pytest
 from command import covnorm, npz
 from server import Server, wait_for
+from small_ecology import content
 
+from torch_covnorm import records
 from torch_covnorm.ecology import Ecology
+from torch_covnorm.ecology.manifest import FORMAT, MANIFEST
+from torch_covnorm.serve.catalog import version_of
 
 SOON = 1.0 + 2.0  # about a second, and what a busy machine takes beside
 
@@ -93,6 +99,19 @@ def test_a_joint_basis_that_changed_is_followed(
         assert server.predict(name, photo).best != before[name]
     ecology.remove(["left", "right"])
     wait_for(lambda: server.predict("left", photo).status == 404, "both are gone")
+
+
+def test_the_version_of_a_domain_is_of_its_basis_too(house: Ecology, tmp_path: Path):
+    """Though the basis alone has changed."""
+    copy = Ecology(shutil.copytree(house.folder, tmp_path / "copy"))
+    before = {name: version_of(copy, name) for name in copy.domains}
+    file = copy.folder / MANIFEST
+    made = content(json.loads(file.read_bytes()))
+    (basis,) = {copy.entry(name).basis for name in ("north", "south")}
+    made["bases"][basis]["tensors"] = copy.entry("roses").blobs["tensors"]
+    file.write_bytes(records.sealed(FORMAT, made, indent=None))
+    changed = {name for name in before if version_of(copy, name) != before[name]}
+    assert changed == {"north", "south"}
 
 
 def test_a_basis_that_changes_again_and_again_under_traffic_makes_no_error(

@@ -101,7 +101,7 @@ def stopped(house: Ecology, photo: bytes) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(
             before=[got for sent, got in load.outcomes if sent < signalled],
             after=[got for sent, got in load.outcomes if sent >= signalled],
-            queued=[row for answer in answers for row in answer.json["items"]],
+            queued=answers,
             uploaded=uploaded,
             code=code,
             took=took,
@@ -121,8 +121,10 @@ def test_sigterm_under_load_loses_no_accepted_request(stopped: SimpleNamespace):
 
 
 def test_what_waits_for_its_turn_at_sigterm_is_answered(stopped: SimpleNamespace):
-    assert len(stopped.queued) == 8 * 32
-    assert all("predictions" in row for row in stopped.queued)
+    assert [answer.status for answer in stopped.queued] == [200] * 8
+    rows = [row for answer in stopped.queued for row in answer.json["items"]]
+    assert len(rows) == 8 * 32
+    assert all("predictions" in row for row in rows)
 
 
 def test_an_upload_under_way_at_sigterm_is_finished(stopped: SimpleNamespace):

@@ -144,11 +144,13 @@ class Process:
         if self._busy_since is None:
             self._busy_since = self.loop.time()
         try:
-            answer: tuple[Any, float] = await asyncio.wait_for(future, self.limits.hang)
-        except TimeoutError:
-            self.answered = None  # not ready from now on
-            process.kill()  # its end is heard by the reader
-            raise Died from None
+            done, _ = await asyncio.wait([future], timeout=self.limits.hang)
+            if not done:
+                self.answered = None  # not ready from now on
+                process.kill()
+            # Its end is heard by the reader, and ends this call as any other: whoever was told
+            # sooner would ask the same process again, and lose the second time too.
+            answer: tuple[Any, float] = await future
         finally:
             self._calls.pop(number, None)
             if process is self._process:
