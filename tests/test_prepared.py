@@ -85,6 +85,27 @@ def test_weights_of_its_own_stay_with_a_domain_that_only_answers(method):
     torch.testing.assert_close(net(x, domain=["d0", "d1"] * 3), mixed)
 
 
+def test_gradients_through_weights_of_its_own_are_refused_too():
+    net, x = network("convnet with norms", ["own"])
+    net.prepare_("d0", only=True)
+    with pytest.raises(cn.CovNormError, match="load it anew"):
+        net(x, domain="d0")
+
+
+@pytest.mark.parametrize("only", [False, True])
+@torch.no_grad()
+def test_what_was_prepared_moves_with_the_network(only):
+    net, x = network("convnet with norms", ["residual", "residual", "parallel"])
+    cn.join_(net, ["d0", "d1"], {d: cn.collect(net, d, [x]) for d in ("d0", "d1")}, 0.999)
+    names = ["d0", "d2"] * 3
+    before = net(x, domain=names)
+    for name in ("d0", "d2"):
+        net.prepare_(name, only=only)
+    after = net.double()(x.double(), domain=names)
+    assert after.dtype is torch.float64
+    torch.testing.assert_close(after.float(), before, atol=1e-5, rtol=1e-4)
+
+
 def test_a_domain_that_only_answers_is_smaller_and_refuses_all_else(tmp_path):
     net, x = network("convnet with norms", ["residual", "residual"])
     net.prepare_("d0")

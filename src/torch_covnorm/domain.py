@@ -53,6 +53,11 @@ class Domain(nn.Module):
         self.prepared = None if mode else self.prepared
         return super().train(mode)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Domain:
+        super()._apply(fn, recurse)
+        self.prepared = self.prepared and self.prepared.moved(fn)
+        return self
+
     @property
     def runs_own(self) -> bool:
         """Its own module runs on what the backbone returns; a container of modules does not."""

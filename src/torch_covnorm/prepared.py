@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .adapters import Adapter, Folded, forms, scale_shifts, stacked
 from .errors import CovNormError
@@ -36,6 +36,13 @@ class Prepared(NamedTuple):
         """All that it holds."""
         own = [t for a in self.kept.values() for t in a.state_dict().values()]
         return [self.scale, self.shift, *(t for f in self.forms.values() for t in f.tensors), *own]
+
+    def moved(self, fn: Callable[[Tensor], Tensor]) -> Prepared:
+        """On another device, or of another dtype: `fn` of every tensor."""
+        for adapter in self.kept.values():
+            adapter._apply(fn)
+        forms = {site: form.moved(fn) for site, form in self.forms.items()}
+        return self._replace(scale=fn(self.scale), shift=fn(self.shift), forms=forms)
 
     def form(self, site: Site, like: Tensor) -> Folded | None:
         """Of a site's adapter; None: it changes nothing."""
@@ -82,19 +89,22 @@ def site_of(prepared: Sequence[Prepared], site: Site, like: Tensor) -> Folded | 
 
 
 class Gone(ModuleMap):
-    """In the place of what was let go: asking for it is an error that says so."""
+    """What is left of a map: asking for what was let go, or for all, is an error that says so."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__()
+    def __init__(self, name: str, left: Mapping[str, nn.Module] | None = None) -> None:
+        super().__init__(left)
         self.name = name
 
-    def _refuse(self, *_: Any) -> Any:
+    def __getitem__(self, name: str) -> Any:
+        return super().__getitem__(name) if name in self else self._refuse()
+
+    def _refuse(self) -> Any:
         raise CovNormError(
             f"domain {self.name!r} was prepared to answer alone (prepare_(…, only=True)): load it "
             "anew to train, save, merge or count it"
         )
 
-    __getitem__ = __iter__ = __contains__ = __len__ = _refuse
+    __iter__ = __len__ = _refuse
 
 
 def let_go_(domain: Domain) -> None:
@@ -103,4 +113,5 @@ def let_go_(domain: Domain) -> None:
     assert domain.prepared is not None
     done = set(domain.prepared.names)
     domain.adapters = Gone(domain.name)
-    domain.norms = ModuleMap({n: norm for n, norm in domain.norms.items() if n not in done})
+    left = {n: norm for n, norm in domain.norms.items() if n not in done}
+    domain.norms = Gone(domain.name, left)

@@ -123,6 +123,7 @@ def test_a_broken_domain_is_409_and_the_others_keep_serving(
         answer = server.predict(guest, photo)
         assert (answer.status, answer.reason) == (409, "broken_domain"), answer.body
         assert guest in answer.message
+        assert str(writable.ecology.folder) not in answer.message
     assert server.predict("stays", photo).best == wanted
     rows = server.many([("stays", photo), (guest, photo), ("stays", photo)]).json["items"]
     assert rows[1]["error"]["reason"] == "broken_domain"
@@ -164,6 +165,8 @@ def test_a_domain_whose_answers_are_no_numbers_is_409(writable: SimpleNamespace,
 
 def test_a_damaged_manifest_leaves_what_is_known(writable: SimpleNamespace, photo: bytes):
     server, file = writable.server, writable.ecology.folder / MANIFEST
+    houses.put(writable.ecology, "asleep")
+    wait_for(lambda: server.get("/v1/domains/asleep").status == 200, "it is known, not loaded")
     wanted, good = server.predict("stays", photo).best, file.read_bytes()
     try:
         for bad in (b"", b"{", good[:-10], None):
@@ -180,6 +183,8 @@ def test_a_damaged_manifest_leaves_what_is_known(writable: SimpleNamespace, phot
                 assert server.get("/ready").status == 200
                 answer = server.ask("DELETE", "/v1/domains/stays")
                 assert answer.status in (409, 422), answer.body
+                answer = server.predict("asleep", photo, timeout=10)
+                assert answer.status == 409, answer.body  # it cannot be loaded, and is not tried on
     finally:
         file.write_bytes(good)
     assert server.predict("stays", photo).best == wanted

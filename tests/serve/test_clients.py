@@ -192,7 +192,7 @@ def test_a_form_without_the_right_fields_is_422(server: Server, photo: bytes):
         b'{"items": [{"domain": "../roses", "image": "aaaa"}]}',
         b'{"items": [{"domain": "roses", "image": "aaaa", "extra": 1}]}',
         b'{"items": "x", "more": 1}',
-        b'{"items": ' + b"[" * 100_000,
+        b'{"items": ' + b"[" * 1_000,
         b"\xff\xfe\x00",
         b'{"items": [{"domain": "\\ud800", "image": ""}]}',
         b'{"items": [{"domain": "roses", "image": NaN}]}',
@@ -202,6 +202,25 @@ def test_a_form_without_the_right_fields_is_422(server: Server, photo: bytes):
 def test_wrong_json_is_422(said: bytes, server: Server):
     answer = server.ask("POST", "/v1/predict", said, {"Content-Type": "application/json"})
     assert (answer.status, answer.reason) == (422, "invalid"), answer.body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"items":[' + b"{}," * 400_000 + b"{}]}",
+        b"{" + b",".join(b'"k%d":1' % i for i in range(200_000)) + b"}",
+        b'{"items":[' + b"1," * 4_000_000 + b"1]}",
+        b"[" * 1_000_000,
+    ],
+    ids=["empty items", "unknown keys", "numbers", "brackets"],
+)
+def test_a_million_small_things_are_413_at_once(body: bytes, server: Server):
+    """Parsed, they would stop the event loop for seconds and take gigabytes."""
+    before, start = server.rss(server.process.pid), time.monotonic()
+    answer = server.ask("POST", "/v1/predict", body, {"Content-Type": "application/json"})
+    assert (answer.status, answer.reason) == (413, "too_many")
+    assert time.monotonic() - start < 2
+    assert server.rss(server.process.pid) - before < 100_000_000
 
 
 def test_an_image_that_is_no_base64_fails_alone(server: Server):

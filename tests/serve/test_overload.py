@@ -67,6 +67,25 @@ def test_a_full_queue_is_429_with_retry_after_at_once_and_late_work_504(
     assert images["covnorm_batch_images_count"] - batches <= 3
 
 
+def test_what_could_not_be_answered_in_time_is_refused_though_the_queue_has_room(
+    house: Ecology, photo: bytes
+):
+    """The worker is stopped, so only the pace that it had says how many are too many."""
+    limits = {"queue": 100_000, "deadline": 1.0, "hang": 60.0}
+    with running(house.folder, limits=limits) as server:
+        wait_for(lambda: server.predict("murals", photo).status == 200, "its pace is known")
+        worker = server.worker
+        os.kill(worker, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                asked = [pool.submit(server.many, [("murals", photo)] * 64) for _ in range(8)]
+                rows = [row for a in asked for row in a.result().json["items"]]
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        reasons = {row["error"]["reason"] for row in rows}
+        assert reasons == {"queue_full", "deadline"}  # some were accepted, and not all
+
+
 class Bursts:
     """Requests of many images each: the generator shares the machine's cores with the server."""
 

@@ -70,7 +70,8 @@ def test_the_one_that_came_first_ends_its_turn_first_and_one_at_a_time():
     residents = Residents(LIMIT)
     assert residents.oldest() is None
     there(residents, "pinned", 40, pinned=True)
-    a, b = there(residents, "a"), there(residents, "b")
+    a, b = there(residents, "a", uses=1), there(residents, "b", uses=1)
+    there(residents, "idle")  # whose going would not do, or it had gone
     a.since, b.since = 2.0, 1.0
     residents.add(Resident("loading", "1", 10))
     assert residents.oldest() is b

@@ -192,6 +192,7 @@ def test_a_store_that_cannot_be_written_is_no_5xx(
     """The blobs have no folder to go to; the server says why and serves on."""
     server, blobs = writable.server, writable.ecology.folder / "blobs"
     found = exported(house, "coins", tmp_path)
+    assert server.predict("stays", photo).status == 200  # it is in memory
     aside = blobs.with_name("aside")
     blobs.rename(aside)
     blobs.write_bytes(b"no folder")

@@ -10,7 +10,7 @@ one batch can then take each sample through its own domain's form with one `bmm`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +38,15 @@ class Folded:
         """All of them."""
         gain = [] if self.gain is None else [self.gain]
         return [*gain, self.shift, *self.series, *self.parallel]
+
+    def moved(self, fn: Callable[[Tensor], Tensor]) -> Folded:
+        """`fn` of every tensor."""
+        return Folded(
+            None if self.gain is None else fn(self.gain),
+            fn(self.shift),
+            tuple(map(fn, self.series)),
+            tuple(map(fn, self.parallel)),
+        )
 
     def take(self, index: Tensor) -> Folded:
         """The forms of a batch: index (n,) names each sample's adapter."""

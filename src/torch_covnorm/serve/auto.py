@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .catalog import Listed
 from .pool import Pool
-from .refusals import Refused, failed
+from .refusals import Refused, failed, full
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -19,14 +19,14 @@ NAME = "auto"
 async def guess(engine: Engine, image: bytes, name: str) -> dict[str, Any]:
     """{"domain", "confidence", "candidates"} by the statistics that every domain keeps."""
     listed = _servable(engine)
-    pool = engine.idlest()
+    pool = min(engine.pools, key=lambda p: (not p.process.is_up, p.guesses, len(p.queue)))
     sizes = {n: (d.size, d.fit) for n, d in listed.items()}
     images = {}
     for key in set(sizes.values()):
         images[key] = (await engine.decoded(image, *key, name)).numpy()
     await pool.process.up()
     await _learned(pool, {n: d.statistics for n, d in listed.items()})
-    found, _ = await pool.process.call("guess", sizes, images)
+    found = await _asked(pool, sizes, images)
     if isinstance(found, tuple):
         raise failed(found[1])
     if not found:
@@ -42,6 +42,30 @@ async def guess(engine: Engine, image: bytes, name: str) -> dict[str, Any]:
     return {"domain": best["domain"], "confidence": best["chance"], "candidates": found[:5]}
 
 
+async def _asked(pool: Pool, sizes: dict[str, Any], images: dict[Any, Any]) -> Any:
+    """One guess at a time is in the worker, so that batches come in between; those that wait are
+    refused where they could not be in time, and dropped when they are late."""
+    ahead = pool.guesses * pool.guess_seconds
+    if ahead > 0.8 * pool.limits.deadline:
+        raise full(max(1.0, ahead))
+    pool.guesses += 1
+    try:
+        await pool.guessing.acquire()
+    except BaseException:  # late, or the client is gone: nothing was sent
+        pool.guesses -= 1
+        raise
+    call = asyncio.create_task(pool.process.call("guess", sizes, images))
+
+    def done(call: asyncio.Task[Any]) -> None:
+        pool.guessing.release()
+        pool.guesses -= 1
+        if not call.cancelled() and call.exception() is None:
+            pool.guess_seconds += 0.5 * (call.result()[1] - pool.guess_seconds)
+
+    call.add_done_callback(done)
+    return (await asyncio.shield(call))[0]
+
+
 def _servable(engine: Engine) -> dict[str, Listed]:
     found = {}
     for name in engine.catalog.entries():
@@ -55,9 +79,11 @@ async def _learned(pool: Pool, wanted: dict[str, str]) -> None:
     if pool.learned != wanted and pool.learning is None:
 
         async def learn() -> None:
+            pid = pool.process.pid
             try:
                 await pool.process.work("learn", wanted)
-                pool.learned = wanted
+                if pool.process.pid == pid:  # else another worker is there, which knows none
+                    pool.learned = wanted
             finally:
                 pool.learning = None
 

@@ -13,6 +13,7 @@ from ..errors import CovNormError
 from . import auto
 from .catalog import Catalog, Listed
 from .limits import Limits
+from .log import LOG
 from .metrics import Metrics
 from .pool import Changed, Pool
 from .process import Died
@@ -34,7 +35,11 @@ class Answer:
 
 
 class Engine:
-    """All workers of a server, over one store. Made and used on one event loop."""
+    """All workers of a server, over one store. Made and used on one event loop.
+
+    pace: seconds that an image takes for each one before it, as seen where many were: with all
+    that the workers know nothing of.
+    """
 
     def __init__(self, ecology: Ecology, limits: Limits) -> None:
         self.ecology, self.limits = ecology, limits
@@ -42,6 +47,7 @@ class Engine:
         self.metrics = Metrics()
         self.catalog = Catalog(ecology)
         self.accepted = 0
+        self.pace = 0.0
         self.stopping = False
         self.loop = asyncio.get_running_loop()
         folder = str(ecology.folder)
@@ -82,6 +88,7 @@ class Engine:
         arrived = self.loop.time()
         deadline = arrived + self.limits.deadline
         self._admit()
+        before = self._before()
         self.accepted += 1
         self.metrics.queue_depth.set(self.accepted)
         try:
@@ -92,8 +99,11 @@ class Engine:
         finally:
             self.accepted -= 1
             self.metrics.queue_depth.set(self.accepted)
+            took = self.loop.time() - arrived
+            if before >= self.limits.batch and domain != auto.NAME:
+                self.pace += 0.1 * (took / (before + 1) - self.pace)
         self.metrics.images.inc()
-        self.metrics.request_seconds.observe(self.loop.time() - arrived)
+        self.metrics.request_seconds.observe(took)
         return answer
 
     def _admit(self) -> None:
@@ -101,9 +111,13 @@ class Engine:
         if self.stopping:
             raise stopped()
         pace = min(pool.pace for pool in self.pools) / len(self.pools)
-        ahead = self.accepted * pace
+        ahead = self._before() * max(self.pace, pace)
         if self.accepted >= self.limits.queue or ahead > 0.8 * self.limits.deadline:
             raise full(max(1.0, ahead))
+
+    def _before(self) -> int:
+        """Images that a new one waits for; what waits for a guess has a queue of its own."""
+        return self.accepted - sum(pool.guesses for pool in self.pools)
 
     async def _answer(
         self, domain: str, image: bytes, top: int, name: str, deadline: float
@@ -223,12 +237,15 @@ class Engine:
 
     async def _pin(self, pool: Pool) -> None:
         """Have the pinned domains in memory, from the start and whatever happens."""
+        said: dict[str, str] = {}
         while True:
             for name in self.limits.pins:
                 try:
                     pool.release(await pool.hold(self.catalog.find(name)))
-                except (Refused, Died, Changed):
-                    continue  # it may come, or be mended
+                except (Refused, Died, Changed) as why:  # it may come, or be mended
+                    if isinstance(why, Refused) and said.get(name) != why.message:
+                        said[name] = why.message
+                        LOG.warning("pin", extra={"said": {"why": why.message}})
             await asyncio.sleep(1.0)
 
     async def _watch(self) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..data.decode import load_image
 from ..data.loader import as_input
+from ..domain import Domain
 from ..ecology import Ecology
 from ..errors import CovNormError
 from ..network import MultiDomainNetwork
@@ -127,9 +128,26 @@ class Guesser:
             statistics[site] = (moments[site].mean.float(), white.float())
         own = [load_image(b, how["size"], how["fit"]) for b in self.ecology.examples(name).values()]
         ready = _Known(known.version, known.key, statistics)
+        images = torch.stack(own or [torch.zeros(3, how["size"], how["size"], dtype=torch.uint8)])
+        distances = self._distances(ready, images)
         if own:
-            known.typical = float(self._distances(ready, torch.stack(own)).median())
+            known.typical = float(distances.median())
+        self._cut_(domain, ready, images[:1])
         known.sites = statistics  # last: from now on it is guessed
+
+    def _cut_(self, domain: Domain, known: _Known, images: Tensor) -> None:
+        """Keep of a domain what the images meet on their way to the last of the sites."""
+        met: set[str] = set()
+        hooks = [
+            norm.register_forward_pre_hook(lambda *_, n=n: met.add(n))
+            for n, norm in domain.norms.items()
+        ]
+        self._distances(known, images)
+        for hook in hooks:
+            hook.remove()
+        for norm in [n for n in domain.norms if n not in met]:
+            del domain.norms[norm]
+        domain.head = None
 
     def _forget(self, name: str) -> None:
         known = self._known.pop(name, None)

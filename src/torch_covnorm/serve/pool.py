@@ -30,7 +30,10 @@ class Changed(Exception):
 
 
 class Pool:
-    """One worker. `pace`: seconds an image, as measured lately. `learned`: of `auto`."""
+    """One worker. `pace`: seconds an image, as measured lately.
+
+    Of `auto`: what the worker has `learned`, and the `guesses` that it makes or that wait.
+    """
 
     def __init__(self, number: int, folder: str, limits: Limits, metrics: Metrics) -> None:
         self.number, self.limits, self.metrics = number, limits, metrics
@@ -41,6 +44,8 @@ class Pool:
         self.pace = 0.02
         self.learned: dict[str, str] = {}  # {domain: version of its statistics}
         self.learning: asyncio.Task[None] | None = None
+        self.guessing = asyncio.Lock()
+        self.guesses, self.guess_seconds = 0, 0.0
         self._loads: dict[str, asyncio.Future[None]] = {}
         self._freed = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None

@@ -15,12 +15,13 @@ from starlette.datastructures import UploadFile
 from . import schemas
 from .engine import Answer
 from .limits import Limits
-from .refusals import Refused, bad_image, invalid
+from .refusals import Refused, bad_image, invalid, too_many
 from .requests import DomainName, engine_of, form_of, id_of, kind_of
 from .schemas import refusals
 
 Top = Annotated[int, Query(ge=1, description="How many answers an image.")]
 PREDICTING = refusals(404, 409, 415, 422, 429, 500, 503, 504)
+MARKS, MARKS_AN_ITEM = (b"{", b"[", b",", b'"'), 32  # of JSON; an item has a dozen
 
 
 def add_routes(app: FastAPI, limits: Limits) -> None:
@@ -48,9 +49,9 @@ def add_routes(app: FastAPI, limits: Limits) -> None:
     async def predict_many(request: Request, top: Top = 5) -> dict[str, Any]:
         """Many images, each of its own domain: an answer for each, or why there is none."""
         engine, start = engine_of(request), asyncio.get_running_loop().time()
-        items = await _images(request)
+        items = await _images(request, limits.images)
         if len(items) > limits.images:
-            raise Refused(413, "too_many", f"a request has at most {limits.images} images")
+            raise too_many(limits.images)
 
         async def one(place: int, domain: str, image: bytes | Refused) -> dict[str, Any]:
             if isinstance(image, Refused):
@@ -100,7 +101,7 @@ async def _image(request: Request) -> bytes:
     return await request.body()
 
 
-async def _images(request: Request) -> Sequence[tuple[str, bytes | Refused]]:
+async def _images(request: Request, most: int) -> Sequence[tuple[str, bytes | Refused]]:
     """[(domain, image)]; an item that cannot be read fails alone."""
     kind = kind_of(request)
     if kind == "multipart/form-data":
@@ -113,8 +114,11 @@ async def _images(request: Request) -> Sequence[tuple[str, bytes | Refused]]:
             return [(n, await f.read()) for n, f in zip(names, files, strict=True)]
     if kind != "application/json":
         raise Refused(415, "media_type", "send application/json or multipart/form-data")
+    body = await request.body()
+    if sum(body.count(mark) for mark in MARKS) > MARKS_AN_ITEM * (most + 1):
+        raise too_many(most)  # before it is parsed: a million small things would take seconds
     try:
-        items = schemas.Items.model_validate_json(await request.body()).items
+        items = schemas.Items.model_validate_json(body).items
     except ValidationError as wrong:
         first = wrong.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

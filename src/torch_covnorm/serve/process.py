@@ -116,8 +116,16 @@ class Process:
                 call.set_exception(Died())
         self._calls.clear()
         self._told_end()
-        wait = min(LONGEST, RESTART * 2**self._failures)
-        self.loop.call_later(wait, lambda: None if self._stopping else self._start())
+        self.loop.call_later(pause(self._failures), self._start_again)
+
+    def _start_again(self) -> None:
+        if self._stopping:
+            return
+        try:
+            self._start()
+        except OSError as error:  # no memory, no processes: it may pass
+            LOG.error("worker", extra={"said": {"cannot start": str(error)}})
+            self.loop.call_later(LONGEST, self._start_again)
 
     # ── speaking ─────────────────────────────────────────────────────────────────────────────
 
@@ -155,8 +163,10 @@ class Process:
             self._calls.pop(number, None)
             if process is self._process:
                 self._busy_since = self.loop.time() if self._waited_for() else None
-        self.answered = self.loop.time()
-        self._up.set()
+        alive = process is self._process and self.pid is not None  # it may have ended since
+        if alive and (word != "probe" or answer[0] is True):
+            self.answered = self.loop.time()
+            self._up.set()
         return answer
 
     async def work(self, word: str, *rest: Any) -> Any:
@@ -215,6 +225,11 @@ class Process:
         await asyncio.to_thread(self._process.join, 5.0)
         if self._process.is_alive():
             self._process.kill()
+
+
+def pause(failures: int) -> float:
+    """Seconds before a worker is started again, so many having failed at once."""
+    return float(min(LONGEST, RESTART * 2 ** min(failures, 10)))
 
 
 def _write(pipe: Any, out: queue.SimpleQueue[Any]) -> None:

@@ -23,7 +23,7 @@ def full(retry: float) -> Refused:
 
 def late(deadline: float) -> Refused:
     """The answer would come too late; the work is dropped."""
-    return Refused(504, "deadline", f"no answer within {deadline:g} s: the work was dropped")
+    return Refused(504, "deadline", f"no answer within {deadline:.3g} s: the work was dropped")
 
 
 def broken(name: str, why: str) -> Refused:
@@ -39,6 +39,11 @@ def invalid(why: str) -> Refused:
 def bad_image(why: str) -> Refused:
     """Not an image that is read."""
     return Refused(422, "bad_image", why)
+
+
+def too_many(most: int) -> Refused:
+    """Of images in one request."""
+    return Refused(413, "too_many", f"a request has at most {most} images")
 
 
 def failed(why: str) -> Refused:

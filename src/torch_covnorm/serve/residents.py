@@ -89,7 +89,7 @@ class Residents:
 
     def oldest(self) -> Resident | None:
         """Whose turn is to be over next, where all are in use; None: one is about to go."""
-        used = [r for r in self.held.values() if not r.pinned and not r.loading]
+        used = [r for r in self.held.values() if r.uses and not r.pinned and not r.loading]
         if any(r.over or r.leaving for r in used):
             return None
         return min(used, key=lambda r: r.since, default=None)

@@ -61,6 +61,7 @@ class Worker:
     def __init__(self, pipe: Connection, ecology: Ecology) -> None:
         self.pipe, self.ecology = pipe, ecology
         self.net = ecology.network().eval()
+        self.how = ecology.backbone["preprocessing"]
         self.guesser = Guesser(ecology)
         self._sending, self._basis = threading.Lock(), threading.Lock()
         self._shared: dict[str, str] = {}  # {domain: its basis}
@@ -113,7 +114,7 @@ class Worker:
             try:
                 answer = does[word](*rest)
             except Exception as error:  # a worker that dies of one request serves nobody
-                answer = _fault(error)
+                answer = self._fault(error)
             self.send("did", number, answer, time.perf_counter() - start)
 
     @torch.no_grad()
@@ -128,7 +129,7 @@ class Worker:
                 try:
                     found += self._answers([domain], x[i : i + 1], tops[i : i + 1])
                 except Exception as error:
-                    found.append(_fault(error))
+                    found.append(self._fault(error))
             return found
 
     def _answers(self, domains: list[str], x: Tensor, tops: list[int]) -> list[Answer]:
@@ -159,8 +160,7 @@ class Worker:
     @torch.no_grad()
     def _probe(self) -> bool:
         """A real forward pass of the backbone, and finite answers."""
-        how = self.ecology.backbone["preprocessing"]
-        x = as_input(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), how)
+        x = as_input(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), self.how)
         backbone: nn.Module = self.net.backbone
         return bool(torch.as_tensor(backbone(x)).isfinite().all())
 
@@ -174,10 +174,10 @@ class Worker:
             with self._basis if shares else contextlib.nullcontext():
                 size = self._put(name, version, self._empty(shares))
         except Exception as error:  # whatever its files do, the others are served
-            if self._version(name) == version:
-                self.send("failed", name, _fault(error)[1])
-            else:
+            if self._changed(name, version):
                 self.send("changed", name)
+            else:
+                self.send("failed", name, self._fault(error)[1])
         else:
             self.send("loaded", name, size, time.perf_counter() - start)
 
@@ -185,7 +185,7 @@ class Worker:
         """Read a domain beside the network and, if all is well, put it there; its bytes."""
         domain = self.ecology.load(beside, name).eval()
         beside.prepare_(name, only=True)
-        if self._version(name) != version:
+        if self._changed(name, version):
             raise CovNormError(f"domain {name!r} was changed meanwhile")
         for basis, shared in beside.bases.items():
             self.net.bases[basis] = shared
@@ -206,11 +206,13 @@ class Worker:
         beside.__dict__["_modules"] = {**self.net._modules, **parts}
         return beside
 
-    def _version(self, name: str) -> str | None:
+    def _changed(self, name: str, version: str) -> bool:
+        """Whether the store has another version; a manifest that cannot be read says nothing."""
         try:
-            return version_of(self.ecology, name)
+            there = name in self.ecology.domains
+            return not there or version_of(self.ecology, name) != version
         except CovNormError:
-            return None
+            return False
 
     def _drop(self, name: str) -> None:
         if name in self.net.domains:
@@ -239,11 +241,12 @@ class Worker:
         try:
             answer = does(*rest)
         except Exception as error:
-            answer = _fault(error)[1]
+            answer = self._fault(error)[1]
         self.send("did", number, answer, 0.0)
 
-
-def _fault(error: Exception) -> Fault:
-    if isinstance(error, CovNormError):
-        return "broken", str(error)
-    return "failed", f"{type(error).__name__}: {error}"
+    def _fault(self, error: Exception) -> Fault:
+        """Whose it is, and why; where the store is, is nobody's business."""
+        said = str(error).replace(f"{self.ecology.folder}/", "")
+        if isinstance(error, CovNormError):
+            return "broken", said
+        return "failed", f"{type(error).__name__}: {said}"

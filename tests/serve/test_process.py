@@ -1,0 +1,55 @@
+"""A worker process seen from the server: when it counts as up, and when it is started again."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+
+import pytest
+import torch
+
+from torch_covnorm.ecology import Ecology
+from torch_covnorm.serve import Limits
+from torch_covnorm.serve.process import LONGEST, RESTART, Process, pause
+from torch_covnorm.serve.worker import Worker
+
+
+def test_the_pause_before_a_restart_grows_to_its_limit_and_stays():
+    assert pause(0) == RESTART
+    assert pause(1) == 2 * RESTART
+    assert pause(20) == pause(5000) == LONGEST
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_probe_that_fails_or_a_worker_that_ended_is_not_up(house: Ecology, ends: bool):
+    """The worker is real; what it answers to the second probe is said in its place."""
+
+    async def run() -> None:
+        process = Process(str(house.folder), Limits(threads=1), lambda *_: None, lambda: None)
+        await asyncio.wait_for(process.up(), 60)
+        assert process.is_ready()
+        process.answered, own = None, process._out
+        process._up.clear()
+        process._out = queue.SimpleQueue()
+        call = asyncio.create_task(process.call("probe"))
+        await asyncio.sleep(0)
+        word, number = process._out.get_nowait()
+        assert word == "probe"
+        process._heard(process._process, ("did", number, ends, 0.0))
+        if ends:  # it answers well, but is gone before the answer is taken up
+            process._stopping, process.pid = True, None
+        await call
+        assert not process.is_up
+        assert not process.is_ready()
+        process._out = own
+        await process.stop()
+
+    asyncio.run(run())
+
+
+def test_a_network_whose_answers_are_no_numbers_fails_the_probe(house: Ecology):
+    worker = Worker(None, house)  # type: ignore[arg-type]
+    assert worker._probe() is True
+    with torch.no_grad():
+        next(worker.net.backbone.parameters()).fill_(float("nan"))
+    assert worker._probe() is False
