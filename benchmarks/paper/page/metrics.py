@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import joint, metric
-from ..profiles import SEEDS
+from ..profiles import JOINT, SEEDS
 from . import stats
 from .blocks import Table
 from .numbers import NONE, share, spread
@@ -140,7 +140,7 @@ def shared(found: Rows, backbone: str = "efficientnet-lite0") -> Table:
         "domain, with its part of what is shared."
     )
     head = ["kx = ky", "shared bases of", "not tuned", "tuned", "of RA's parameters"]
-    wanted = len(keys) * len(found.domains) * len(SEEDS)
+    wanted = len(keys) * len(found.domains) * len(JOINT)
     have = found.count(keys.values())
     rows_of = [said(k) for k in keys.values()]
     return Table(caption, head, body, backbone, rows_of, (have, wanted), (0, 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from ..profiles import SEEDS
+from ..profiles import SMALLEST
 from ..smallest import METRICS, options
 from . import stats
 from .blocks import Table
@@ -34,7 +34,7 @@ def table(found: Rows, backbone: str) -> Table:
         f"{len(domains)} of {len(found.domains)} domains, with norms, head and record in the file."
     )
     head = ["", "file", "of RA's parameters", "precisions", "validation %", "test %"]
-    wanted = len(keys) * len(found.domains) * len(SEEDS)
+    wanted = len(keys) * len(found.domains) * len(SMALLEST.get(backbone, ()))
     rows_of = [said(k) for k in (ra, *keys.values())]
     run = (found.count(keys.values()), wanted)
     return Table(caption, head, body, backbone, rows_of, run, (0, 3))
