@@ -9,7 +9,7 @@ four fit into memory (method fnft, ``--resident``), the least recently used out 
 copies of one under other names, which is the same work. What is measured goes to
 results/serving.jsonl as it comes.
 
-Closed loops of 8, 16 and 32 clients find the capacity: of three rounds the median, of the numbers
+Closed loops of 8, 16 and 32 clients find the capacity: of five rounds the median, of the numbers
 of clients the best. Open loops, Poisson or in bursts of ten, find latencies at 0.7 of it and at
 three times it. Generator and servers share the machine.
 """
@@ -134,7 +134,7 @@ SYSTEMS = {  # {name: (method, numbers of domains)}
     "one-domain": ("covnorm", (4, 32, 256)),
     "models": ("fnft", (4, 32)),
 }
-CLIENTS, ROUNDS = (8, 16, 32), 3  # of closed loops
+CLIENTS, ROUNDS = (8, 16, 32), 5  # of closed loops
 OPEN = (("steady", 0.7, False), ("bursty", 0.7, True), ("3x", 3.0, False))  # share of capacity
 OPENED = ("uniform", "skewed")
 

@@ -112,9 +112,14 @@ def test_what_is_no_image_is_said_and_the_next_one_is_answered(page, tmp_path, i
     assert page.run("document.getElementById('problem').hidden")
 
 
-def test_auto_that_finds_none_says_so(page, image):
-    choose(page, "auto")  # untrained domains keep no statistics
+def test_auto_names_the_domain_and_says_so_when_none_fits(page, image, tmp_path):
+    choose(page, "auto")
     page.choose("#file", image)
+    page.until(ANSWERED)
+    assert "in clipart (guessed" in text(page, "result")
+    stripes = tmp_path / "stripes.png"
+    stripes.write_bytes(houses.stripes())
+    page.choose("#file", stripes)
     assert "auto" in page.until(PROBLEM)
 
 

@@ -105,6 +105,13 @@ def picture(sample: str = "clipart", i: int = 0, kind: str = "PNG") -> bytes:
     return encoded(Image.fromarray(pixels), kind)
 
 
+def stripes() -> bytes:
+    """Like nothing that any domain has seen: hard stripes in one colour."""
+    pixels = torch.zeros(64, 64, 3, dtype=torch.uint8)
+    pixels[::2, :, 0] = 255
+    return encoded(Image.fromarray(pixels.numpy()), "PNG")
+
+
 def encoded(image: Image.Image, kind: str = "PNG", **how: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, kind, **how)

@@ -12,9 +12,7 @@ from types import SimpleNamespace
 import houses
 import numpy as np
 import pytest
-import torch
 from houses import SAMPLES
-from PIL import Image
 from server import Server, running, wait_for
 from small_ecology import content
 
@@ -24,13 +22,6 @@ from torch_covnorm.data.decode import load_image
 from torch_covnorm.ecology import Ecology
 from torch_covnorm.ecology.manifest import FORMAT, MANIFEST
 from torch_covnorm.serve.guess import Guesser
-
-
-def stripes() -> bytes:
-    """Like nothing that any domain has seen: hard stripes in one colour."""
-    pixels = torch.zeros(64, 64, 3, dtype=torch.uint8)
-    pixels[::2, :, 0] = 255
-    return houses.encoded(Image.fromarray(pixels.numpy()), "PNG")
 
 
 def test_auto_names_the_domain_of_images_it_has_not_seen(server: Server):
@@ -59,10 +50,10 @@ def test_the_answer_is_that_of_the_domain_it_named(server: Server):
 
 
 def test_it_says_so_when_none_fits(server: Server):
-    answer = server.predict("auto", stripes())
+    answer = server.predict("auto", houses.stripes())
     assert (answer.status, answer.reason) == (422, "no_domain_fits"), answer.body
     assert "name the domain" in answer.message
-    rows = server.many([("auto", stripes()), ("auto", houses.picture("digits", 1))])
+    rows = server.many([("auto", houses.stripes()), ("auto", houses.picture("digits", 1))])
     first, second = rows.json["items"]
     assert first["error"]["reason"] == "no_domain_fits"
     assert second["domain"] == "digits"

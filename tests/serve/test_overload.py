@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from server import Answer, Server, running, wait_for
 from torch_covnorm.ecology import Ecology
 
 QUEUE = 8
+TRIES = 5
 SECONDS = 4  # of overload
 
 
@@ -141,7 +143,28 @@ def run(works: list[Any]) -> None:
         thread.join()
 
 
+def lost() -> tuple[int, int]:
+    """Time that others had of this machine, if it is a virtual one, and all time."""
+    times = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return times[7], sum(times)
+
+
 def test_at_three_times_its_capacity_the_accepted_keep_their_deadline(house: Ecology, photo: bytes):
+    """Where others take much of the machine meanwhile, its capacity is none: then it is tried anew,
+    and the last time counts whatever happened."""
+    for left in reversed(range(TRIES)):
+        stolen, time_ = lost()
+        try:
+            three_times(house, photo)
+        except AssertionError:
+            now, then = lost()
+            if not left or now - stolen < 0.05 * (then - time_):
+                raise
+        else:
+            break
+
+
+def three_times(house: Ecology, photo: bytes) -> None:
     deadline = 2.0
     options = ["--deadline", deadline, "--batch", 8, "--queue", 5000]
     with running(house.folder, *options) as server:

@@ -46,7 +46,7 @@ async def _asked(pool: Pool, sizes: dict[str, Any], images: dict[Any, Any]) -> A
     """One guess at a time is in the worker, so that batches come in between; those that wait are
     refused where they could not be in time, and dropped when they are late."""
     ahead = pool.guesses * pool.guess_seconds
-    if ahead > 0.8 * pool.limits.deadline:
+    if ahead > pool.limits.patience:
         raise full(max(1.0, ahead))
     pool.guesses += 1
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -46,7 +47,7 @@ class Engine:
         self.backbone = ecology.backbone["name"] or ecology.backbone["class"]
         self.metrics = Metrics()
         self.catalog = Catalog(ecology)
-        self.accepted = 0
+        self.accepted = self.guessing = 0
         self.pace = 0.0
         self.stopping = False
         self.loop = asyncio.get_running_loop()
@@ -112,12 +113,12 @@ class Engine:
             raise stopped()
         pace = min(pool.pace for pool in self.pools) / len(self.pools)
         ahead = self._before() * max(self.pace, pace)
-        if self.accepted >= self.limits.queue or ahead > 0.8 * self.limits.deadline:
+        if self.accepted >= self.limits.queue or ahead > self.limits.patience:
             raise full(max(1.0, ahead))
 
     def _before(self) -> int:
         """Images that a new one waits for; what waits for a guess has a queue of its own."""
-        return self.accepted - sum(pool.guesses for pool in self.pools)
+        return self.accepted - self.guessing
 
     async def _answer(
         self, domain: str, image: bytes, top: int, name: str, deadline: float
@@ -181,12 +182,14 @@ class Engine:
         return min(self.pools, key=lambda p: (not p.process.is_up, len(p.queue)))
 
     async def _guessed(self, image: bytes, name: str) -> dict[str, Any]:
-        for _ in range(LIVES):
-            try:
-                return await auto.guess(self, image, name)
-            except Died:
-                continue
-        raise stopped()
+        self.guessing += 1
+        try:
+            for _ in range(LIVES):
+                with contextlib.suppress(Died):
+                    return await auto.guess(self, image, name)
+            raise stopped()
+        finally:
+            self.guessing -= 1
 
     # ── the store ────────────────────────────────────────────────────────────────────────────
 

@@ -41,6 +41,11 @@ class Limits:
     grace: float = 20.0
     pins: tuple[str, ...] = ()
 
+    @property
+    def patience(self) -> float:
+        """Seconds of work that may wait: half of the deadline, since the pace may change."""
+        return self.deadline / 2
+
     def __post_init__(self) -> None:
         for field in fields(self):
             if field.name in ("mixed", "pins"):
