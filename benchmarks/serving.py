@@ -166,7 +166,7 @@ async def measure(
     for system, mode in cells:
         found = {n: statistics.median(rates[system, mode, n]) for n in CLIENTS}
         rate, loads = max(found.values()), {}
-        for name, share, bursty in OPEN if mode in OPENED else ():
+        for name, share, bursty in OPEN if mode in OPENED or count == 1 else ():
             load = clients[system], chosen[system, mode], seconds, max(1.0, share * rate), bursty
             loads[name] = (await opened(*load)).row()
         print(
