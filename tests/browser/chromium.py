@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+FLAGS = (  # a machine without a screen, and in a container
+    *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+    *("--hide-scrollbars", "--no-first-run"),
+)
 MISSING = f"no Chromium on this machine: none of {', '.join(NAMES)} is on PATH"
 # [pid:tid:date/time:LEVEL:CONSOLE:line] "message", source: address (line)
 CONSOLE = re.compile(r':CONSOLE[:(]\d+\)?\] "(.*?)", source: \S* \(\d+\)', re.S)
@@ -51,12 +55,7 @@ def visit(
     assert program is not None, MISSING
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         flags = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-            "--no-first-run",
+            *FLAGS,
             "--enable-logging=stderr",
             f"--user-data-dir={profile}",
             f"--window-size={width},{height}",

@@ -135,12 +135,7 @@ def tab(dark: bool = False) -> Iterator[Tab]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [
             program,
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-dev-shm-usage",
-            "--hide-scrollbars",
-            "--no-first-run",
+            *chromium.FLAGS,
             "--disable-background-networking",
             "--disable-component-update",
             "--disable-sync",
