@@ -96,16 +96,21 @@ class Engine:
             async with asyncio.timeout_at(deadline):
                 answer = await self._answer(domain, image, top, name, deadline)
         except TimeoutError:
+            self._saw(domain, before, self.limits.deadline)
             raise late(self.limits.deadline) from None
         finally:
             self.accepted -= 1
             self.metrics.queue_depth.set(self.accepted)
-            took = self.loop.time() - arrived
-            if before >= self.limits.batch and domain != auto.NAME:
-                self.pace += 0.1 * (took / (before + 1) - self.pace)
+        took = self.loop.time() - arrived
+        self._saw(domain, before, took)
         self.metrics.images.inc()
         self.metrics.request_seconds.observe(took)
         return answer
+
+    def _saw(self, domain: str, before: int, seconds: float) -> None:
+        """Learn the pace from what was answered or late; what is refused says nothing about it."""
+        if before >= self.limits.batch and domain != auto.NAME:
+            self.pace += 0.1 * (seconds / (before + 1) - self.pace)
 
     def _admit(self) -> None:
         """Refuse at once what could not be answered in time."""
