@@ -11,34 +11,26 @@ where the right answer is that none fits. Results are in results/guessing.json.
 from __future__ import annotations
 
 import argparse
-import io
 import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
-from torch import Tensor
 
 import torch_covnorm as cn
 from torch_covnorm.data.decode import fit_image
 from torch_covnorm.ecology import Ecology
+from torch_covnorm.ecology.measure import png
 from torch_covnorm.ecology.store import Details
 from torch_covnorm.serve.guess import Guesser
 
 from .ledger import Ledger, Lines
 from .paper.bench import PIXELS, Bench
+from .serving import unmeasured
 
 BACKBONE = "efficientnet-lite0"
 SIZE, IMAGES, EXAMPLES = PIXELS[BACKBONE], 200, 12
-
-
-def png(image: Tensor) -> bytes:
-    """An image (3, h, w) as a file."""
-    file = io.BytesIO()
-    Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "PNG")
-    return file.getvalue()
 
 
 def keep(ecology: Ecology, bench: Bench, domain: str) -> None:
@@ -52,9 +44,7 @@ def keep(ecology: Ecology, bench: Bench, domain: str) -> None:
         "fit": "squash",
     }
     examples = {f"{i:03}": png(image) for i, image in enumerate(data.x_val[:EXAMPLES])}
-    accuracy = {"before": None, "adapted": None, "compressed": None, "final": None}
-    facts = {"method": "ra", "results": {"accuracy": accuracy}, "settings": {}, "history": []}
-    ecology.put(net, {domain: Details(facts, moments=moments, examples=examples)})
+    ecology.put(net, {domain: Details(unmeasured("ra"), moments=moments, examples=examples)})
 
 
 def measure(guesser: Guesser, bench: Bench, domain: str) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import io
 import itertools
 import json
 import os
@@ -35,11 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 
 import torch_covnorm as cn
 from torch_covnorm.data import load_sample
 from torch_covnorm.ecology import Ecology
+from torch_covnorm.ecology.measure import png
 from torch_covnorm.ecology.store import Details
 
 from .ledger import Lines
@@ -66,14 +65,18 @@ def make(folder: Path, count: int, method: str) -> Ecology:
         cn.normalize_(net, "first", cn.collect(net, "first", [x]), budget=budget)
         cn.absorb_(net, "first")
     how = {**ecology.backbone["preprocessing"], "size": PIXELS, "fit": "squash"}
-    accuracy = {"before": None, "adapted": None, "compressed": None, "final": None}
-    facts = {"method": method, "results": {"accuracy": accuracy}, "settings": {}, "history": []}
     net.domain("first").preprocessing = how
     for i in range(count):
         net.copy_domain("first", f"d{i}")
-        ecology.put(net, {f"d{i}": Details(facts)})
+        ecology.put(net, {f"d{i}": Details(unmeasured(method))})
         net.remove_domain(f"d{i}")
     return ecology
+
+
+def unmeasured(method: str) -> dict[str, Any]:
+    """The facts of a domain that nobody trained here."""
+    accuracy = dict.fromkeys(("before", "adapted", "compressed", "final"))
+    return {"method": method, "results": {"accuracy": accuracy}, "settings": {}, "history": []}
 
 
 # ── servers ──────────────────────────────────────────────────────────────────────────────────
@@ -119,12 +122,7 @@ def _uss(pid: int) -> int:
 
 def images() -> list[bytes]:
     """Real ones, as PNG."""
-    found = []
-    for x in load_sample("clipart").x_test[:16]:
-        file = io.BytesIO()
-        Image.fromarray(x.permute(1, 2, 0).numpy()).save(file, "PNG")
-        found.append(file.getvalue())
-    return found
+    return [png(x) for x in load_sample("clipart").x_test[:16]]
 
 
 # ── what is measured ─────────────────────────────────────────────────────────────────────────

@@ -62,7 +62,7 @@ def examples(
                 "image": key,
             }
         )
-        files[key] = _png(images[i])
+        files[key] = png(images[i])
     return said, files
 
 
@@ -98,7 +98,8 @@ def _spread(places: list[int], k: int) -> list[int]:
     return [places[i * len(places) // k] for i in range(k)]
 
 
-def _png(image: Tensor) -> bytes:
+def png(image: Tensor) -> bytes:
+    """An image (3, h, w) as a file."""
     from PIL import Image
 
     file = io.BytesIO()
