@@ -59,7 +59,8 @@ def set_up() -> list[Block]:
                 "validates clearly worse than what it started from is undone.",
                 "**Equal tuning**: every method has the same search, the best of three learning "
                 f"rates on the validation images of {' and '.join(rates.SEARCH)}, one seed. Joint "
-                "methods take the rate of their like alone. Test images choose no setting.",
+                "methods take the rate of their like alone, ResNet-26 those of VGG16. Test images "
+                "choose no setting.",
                 f"**Seeds**: {len(SEEDS)} for {several}, one for the rest. A seed sets head, "
                 "adapters and the order of the images; the split stays.",
                 "**Intervals** are by Student's t over the domains, seeds averaged first: they "
