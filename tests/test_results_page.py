@@ -8,6 +8,7 @@ import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +16,12 @@ pytest.importorskip("matplotlib")
 
 from result_rows import cells_of, full, made_up, row
 
-from benchmarks.paper import metric, table1
+import torch_covnorm as cn
+from benchmarks.paper import metric, rates, table1
+from benchmarks.paper.bench import PIXELS
 from benchmarks.paper.page import DOCS, metrics, render, training
-from benchmarks.paper.page.rows import Rows, bench, cell
+from benchmarks.paper.page.rows import Rows, bench, cut, start
+from torch_covnorm.backbones import preprocessing_of
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "paper.jsonl"
 
@@ -143,7 +147,7 @@ def test_the_better_rate_is_told_from_the_used_one():
     rows = []
     for domain, values in (("objects", (60.0, 55.0, 63.0)), ("sketches", (80.0, 75.0, 79.0))):
         for lr, value in zip((low, middle, high), values, strict=True):
-            key = cell("vgg16", "ra", lr=lr)
+            key = start("vgg16", lr)
             rows.append({**row(key, domain, 0, 50.0, 1), "validation": value})
             # Another seed is no part of the search.
             rows.append({**row(key, domain, 1, 50.0, 1), "validation": 10.0})
@@ -152,6 +156,41 @@ def test_the_better_rate_is_told_from_the_used_one():
     tried = [f"{low:g}: 70.0", f"{middle:g}: 65.0", f"{high:g}: 71.0"]
     assert line == ["RA", *tried, f"{high:g}", used]
     assert cells_of(training.tried(Rows(rows[:-2]), "vgg16").markdown(), "RA")[4] == "–"
+
+
+def test_the_rate_of_a_cut_is_searched_over_its_shares():
+    rows = []
+    for lr, value in zip(bench("vgg16").rates("cut-loss"), (60.0, 70.0, 65.0), strict=True):
+        for share in metric.SHARES:
+            for domain in rates.SEARCH:
+                off = share / 8 - 7 / 3  # 0 on the mean
+                key = cut("vgg16", "loss", share, True, lr)
+                rows.append({**row(key, domain, 0, 50.0, 1), "validation": value + off})
+    name = f"cut: {metrics.WORDS['loss']}"
+    line = cells_of(training.tried(Rows(rows), "vgg16").markdown(), name)
+    assert [cell.split(": ")[-1] for cell in line[1:5]] == ["60.0", "70.0", "65.0", "0.001"]
+    assert cells_of(training.tried(Rows(rows[:-1]), "vgg16").markdown(), name)[3:5] == [
+        "0.003: –",
+        "–",
+    ]
+
+
+def test_no_table_is_made_at_a_rate_that_the_search_did_not_choose():
+    def validates(method, domain, _seed, *, lr, **_):
+        best = 3e-3 if method == "fta" else 1e-3
+        return {"validation": 70 - (lr != best) + (domain == "objects")}
+
+    tried = {"rates": lambda _: (3e-4, 1e-3, 3e-3), "rate": lambda _: 1e-3, "cell": validates}
+    searched = SimpleNamespace(backbone="vgg16", folder=None, **tried)
+    rates.check(searched, ("ra", "covnorm", "svd", "covnorm-joint"))
+    with pytest.raises(SystemExit, match=r"fta on vgg16: 0\.003 validates best"):
+        rates.check(searched, ("ra", "fta"))
+
+
+@pytest.mark.parametrize("backbone", PIXELS)
+def test_every_backbone_says_how_its_images_are_prepared(backbone):
+    net = cn.load_backbone(backbone, weights="random")
+    assert {"mean", "std"} <= preprocessing_of(net).keys()
 
 
 def test_every_way_has_a_name():

@@ -6,6 +6,7 @@ not run again.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 import torch_covnorm as cn
+from torch_covnorm.backbones import preprocessing_of
 from torch_covnorm.data import prepare
 from torch_covnorm.data.loader import Batches
 from torch_covnorm.ranks import rank_of
@@ -27,14 +29,15 @@ from ..vgg16_weights import vgg16_file
 from .pretraining import resnet26_file
 
 PIXELS = {"vgg16": 32, "efficientnet-lite0": 64, "resnet26": 32}
-BATCH, EPOCHS, TUNING = 32, 6, 3
-WHOLE = EPOCHS + TUNING  # epochs of a method that does not start from a trained A
+BATCH, EPOCHS, TUNING = 32, 6, 3  # epochs of the A that others start from, and of their tuning
+WHOLE = EPOCHS + TUNING  # epochs of a method that starts from nothing: all see the images as often
+LONGER = 12  # epochs that RA must not need
 # The best of three by validation on two domains: ``python -m benchmarks.paper rates``.
-# For methods that start from a trained A it is the tuning's rate; "cut" is that of `metric` and
-# `joint`. ResNet-26 takes those of VGG16.
+# For methods that start from a trained A it is the tuning's rate; "cut-…" are those of `metric`.
+# ResNet-26 takes those of VGG16.
 RATES: Mapping[str, Mapping[str, float]] = {
-    "vgg16": {"ra": 1e-3, "covnorm": 3e-4, "cut": 3e-4},
-    "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut": 1e-3},
+    "vgg16": {"ra": 1e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
+    "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
 }
 LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta"}  # who takes whose rate
 GENTLE = ("fnft", "lwf", "piggyback")  # weights that were trained already
@@ -77,7 +80,7 @@ class Bench:
     def parts(self, domain: str) -> dict[str, Batches]:
         """Loaders of a domain: "train" (shuffled), "plain" (the same in order), "val", "test"."""
         if domain not in self._parts:
-            data, how = self.data(domain), self.net.backbone.preprocessing
+            data, how = self.data(domain), preprocessing_of(self.net.backbone)
             size = PIXELS[self.backbone]
 
             def part(x: torch.Tensor, y: torch.Tensor, shuffle: bool = False) -> Batches:
@@ -112,7 +115,7 @@ class Bench:
             self.net.remove_domain(other)
         folder = self.place("ra", domain, seed, self.rate("ra"))
         if not folder.exists():
-            self.cell("ra", domain, seed, again=True)
+            self.cell("ra", domain, seed, epochs=EPOCHS, again=True)
         self.net.load_domain(folder, name)
         return name
 
@@ -157,7 +160,7 @@ class Bench:
             **settings,
         )
         seconds = time.perf_counter() - start
-        if method == "ra" and epochs is None:
+        if method == "ra" and epochs == EPOCHS:
             shutil.rmtree(place := self.place(method, domain, seed, lr), ignore_errors=True)
             self.net.save_domain("cell", place)
         row = {**key, **self.measured("cell", done), "seconds": round(seconds, 1)}
@@ -213,16 +216,12 @@ class Bench:
     ) -> dict[str, Any]:
         """What a row is found by."""
         said = {**self.where(domain, seed), "method": method}
-        return {**said, "lr": lr, "epochs": epochs or self.epochs(method), "options": {**options}}
+        return {**said, "lr": lr, "epochs": epochs or WHOLE, "options": {**options}}
 
     def where(self, domain: str, seed: int) -> dict[str, Any]:
         """The part of a row's key that all experiments share."""
         images = self.images(domain)
         return {"backbone": self.backbone, "domain": domain, "images": images, "seed": seed}
-
-    def epochs(self, method: str) -> int:
-        """In all: every method sees the images as often."""
-        return EPOCHS if method == "ra" else WHOLE
 
     def settings(self, method: str, lr: float, epochs: int | None, seed: int) -> dict[str, Any]:
         """Of training, and of tuning where a method starts from a trained A."""
@@ -230,7 +229,7 @@ class Bench:
         shared = {"seed": seed, "norms": norms, "schedule": "one-cycle"}
         if "adapter" in cn.METHODS[method].options:
             return {**shared, "tuning": {"epochs": TUNING, "lr": lr, "head_lr": None}}
-        return {**shared, "epochs": epochs or self.epochs(method), "lr": lr}
+        return {**shared, "epochs": epochs or WHOLE, "lr": lr}
 
     def own(self, options: Mapping[str, Any], trained: str | None) -> dict[str, Any]:
         """A method's own options; `share` is a budget, 1/share of A's parameters, and `ratio` the
@@ -266,7 +265,7 @@ class Bench:
 
     def sizes(self, name: str) -> dict[str, Any]:
         """Adapter parameters, all parameters, and the bytes of a domain's files in float32."""
-        folder = self.net.save_domain(name, cache() / "paper" / "cell")
+        folder = self.net.save_domain(name, cache() / "paper" / f"cell-{os.getpid()}")
         size = sum(f.stat().st_size for f in folder.iterdir())
         shutil.rmtree(folder)
         counted = self.net.num_parameters(name)

@@ -32,11 +32,7 @@ def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
         for ratio in RATIOS:
             for way in WAYS:
                 key = {"method": "shared", "way": way, "ratio": ratio, "sharing": len(names)}
-                wanted = [
-                    {**bench.where(d, seed), **key, "tuned": t}
-                    for d in names
-                    for t in (False, True)
-                ]
+                wanted = [k for d in names for k in keys(bench, d, seed, key)]
                 if not all(bench.lines.find(**k) for k in wanted):
                     _run(bench, names, seed, key)
 
@@ -44,7 +40,7 @@ def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
 def keys(bench: Bench, domain: str, seed: int, key: dict[str, Any]) -> list[dict[str, Any]]:
     """Of the two rows of a domain: as it comes, and tuned."""
     where = {**bench.where(domain, seed), **key}
-    return [{**where, "tuned": False}, {**where, "tuned": True, "lr": bench.rate("cut")}]
+    return [{**where, "tuned": False}, {**where, "tuned": True, "lr": bench.rate("shared")}]
 
 
 def _run(bench: Bench, names: Sequence[str], seed: int, key: dict[str, Any]) -> None:

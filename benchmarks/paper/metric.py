@@ -33,30 +33,30 @@ def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
     """All rows of these domains and seeds."""
     for seed in seeds:
         for domain in names:
-            _run(bench, domain, seed)
+            _run(bench, domain, seed, keys(bench, domain, seed))
+
+
+def search(bench: Bench, names: Iterable[str]) -> None:
+    """The tuned ways at every rate, as `rates.run` does it for the methods."""
+    for domain in names:
+        tuned = [key for key in keys(bench, domain, 0) if key["tuned"]]
+        tried = [{**k, "lr": r} for k in tuned for r in bench.rates(f"cut-{k['way']}")]
+        _run(bench, domain, 0, tried)
 
 
 def keys(bench: Bench, domain: str, seed: int) -> list[dict[str, Any]]:
     """What the rows of one domain and seed are found by."""
-    base = bench.where(domain, seed)
+    base = {**bench.where(domain, seed), "method": "cut"}
     ways = SEVERAL if seed else ONE
     wanted = [(w, s, t) for s in SHARES for w in WAYS for t in (False, True) if w in ways[t]]
-    rate = {"lr": bench.rate("cut")}
     return [
-        {
-            **base,
-            "method": "cut",
-            "way": way,
-            "share": share,
-            "tuned": tuned,
-            **(rate if tuned else {}),
-        }
-        for way, share, tuned in wanted
+        {**base, "way": w, "share": s, "tuned": t, **({"lr": bench.rate(f"cut-{w}")} if t else {})}
+        for w, s, t in wanted
     ]
 
 
-def _run(bench: Bench, domain: str, seed: int) -> None:
-    missing = [key for key in keys(bench, domain, seed) if not bench.lines.find(**key)]
+def _run(bench: Bench, domain: str, seed: int, wanted: Iterable[dict[str, Any]]) -> None:
+    missing = [key for key in wanted if not bench.lines.find(**key)]
     if not missing:
         return
     name, parts, net = bench.trained(domain, seed), bench.parts(domain), bench.net

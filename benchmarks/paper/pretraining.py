@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import torch_covnorm as cn
+from torch_covnorm.backbones import preprocessing_of
 from torch_covnorm.data.loader import Batches
 
 from .. import domains
@@ -30,7 +31,7 @@ def resnet26_file() -> Path:
     torch.manual_seed(SEED)
     net = cn.load_backbone("resnet26", weights="random")
     net.fc = torch.nn.Linear(net.fc.in_features, 10)
-    train = Batches(*images(), net.preprocessing, 64, shuffle=True)
+    train = Batches(*images(), preprocessing_of(net), 64, shuffle=True)
     steps = EPOCHS * len(train)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps)

@@ -10,7 +10,7 @@ from ..published import TABLE1
 from . import figures, metrics, spectra, stats
 from .blocks import Figure
 from .numbers import number
-from .rows import NAMES, Rows, cell, cut
+from .rows import NAMES, Rows, adapters, cell, cut, start
 from .tables import METHODS, key1
 
 SHORT = {
@@ -45,7 +45,7 @@ def table1(found: Rows) -> Figure | None:
 
 def by_parameters(found: Rows) -> Figure | None:
     """Accuracy against parameters, a panel a domain."""
-    whole = found.mean(cell("vgg16", "ra"), "parameters")
+    whole = adapters(found, "vgg16")
     panels = {}
     for domain in parameters.DOMAINS:
         lines: dict[str, list[figures.Point]] = {}
@@ -84,7 +84,7 @@ def by_metric(found: Rows, backbone: str) -> Figure | None:
     lines: dict[tuple[str, bool], list[tuple[float, float, float | None]]] = {}
     for (way, share, tuned), (mean, off) in known.items():
         sizes = found.mean(cut(backbone, way, share, tuned), "parameters")
-        whole = found.mean(cell(backbone, "ra"), "parameters")
+        whole = adapters(found, backbone)
         x = 100 * sizes / whole if sizes and whole else 100 / share
         lines.setdefault((way, tuned), []).append((x, mean, off))
     if not lines:
@@ -92,7 +92,7 @@ def by_metric(found: Rows, backbone: str) -> Figure | None:
     for points in lines.values():
         points.sort()
     domains = metrics.whole_domains(found, backbone)
-    ra = stats.over_seeds(found.values(cell(backbone, "ra")), domains)
+    ra = stats.over_seeds(found.values(start(backbone)), domains)
     ordered = {k: lines[k] for w in metric.WAYS for t in (True, False) if (k := (w, t)) in lines}
     about = f"Mean test accuracy against adapter parameters on {backbone}: " + "; ".join(
         f"{SHORT.get(w, w)}, {metrics.STAGES[t]}, {number(p[0][1])} to {number(p[-1][1])}"

@@ -12,7 +12,7 @@ from ..profiles import JOINT, SEEDS
 from . import stats
 from .blocks import Table
 from .numbers import NONE, share, spread
-from .rows import Rows, bench, cell, cut, said
+from .rows import Rows, adapters, bench, cut, said, start
 
 WORDS = {
     "threshold": "CovNorm, one threshold (the paper)",
@@ -60,21 +60,29 @@ def table(found: Rows, backbone: str) -> Table:
     for way in metric.WAYS:
         cells = [known.get((way, s, t)) for s, t in stages]
         body.append([WORDS.get(way, way), *(_with_error(c) for c in cells)])
-    ra = stats.over_seeds(found.values(cell(backbone, "ra")), domains)
+    ra = stats.over_seeds(found.values(start(backbone)), domains)
     keys = [cut(backbone, *way) for way in planned()]
     over = f"{len(domains)} of {len(found.domains)} domains" + (
         f" ({', '.join(domains)})" if 0 < len(domains) < len(found.domains) else ""
     )
     caption = (
         f"Mean test accuracy in percent on {backbone}, over {over}; ± is its standard error over "
-        f"seeds; without it, of seed 0 alone. RA itself on the same: {spread(ra)}. {NONE}: not "
-        f"run, or not of all of these. Tuned at {bench(backbone).rate('cut'):g}, the best rate of "
-        "those in the file on the validation images of objects and sketches, seed 0."
+        f"seeds; without it, of seed 0 alone. A itself on the same: {spread(ra)}. {NONE}: not "
+        f"run, or not of all of these. Tuned at {_rates(backbone)}: each at the best of three by "
+        "the validation images of objects and sketches, seed 0."
     )
     wanted = len(found.domains) * sum(len(planned(seed)) for seed in SEEDS)
     head = ["A cut to a share of its parameters by", *(f"1/{s}, {STAGES[t]}" for s, t in stages)]
-    rows_of = [said(cell(backbone, "ra")), *(said(k) for k in keys)]
+    rows_of = [said(start(backbone)), *(said(k) for k in keys)]
     return Table(caption, head, body, backbone, rows_of, (found.count(keys), wanted))
+
+
+def _rates(backbone: str) -> str:
+    """Of the tuned ways."""
+    at = {way: bench(backbone).rate(f"cut-{way}") for way in metric.TUNED}
+    return ", ".join(
+        f"{rate:g} ({WORDS[way].removeprefix('CovNorm, ')})" for way, rate in at.items()
+    )
 
 
 def _with_error(value: tuple[float, float | None] | None) -> str:
@@ -126,7 +134,7 @@ def shared(found: Rows, backbone: str = "efficientnet-lite0") -> Table:
     """Joint mode at equal ranks: shared bases of the variance, of the loss, of the A's."""
     keys = {(r, w, t): _joint(backbone, r, w, t, len(found.domains))
             for r in joint.RATIOS for w in joint.WAYS for t in (False, True)}  # fmt: skip
-    ra, body = found.mean(cell(backbone, "ra"), "parameters"), []
+    ra, body = adapters(found, backbone), []
     names = {"variance": "variance", "loss": "loss", "diagonal": "A's alone (after JD-Full)"}
     for ratio in joint.RATIOS:
         for way in joint.WAYS:
@@ -149,7 +157,7 @@ def shared(found: Rows, backbone: str = "efficientnet-lite0") -> Table:
 def _joint(backbone: str, ratio: float, way: str, tuned: bool, n: int) -> Mapping[str, Any]:
     key = {"backbone": backbone, "method": "shared", "way": way, "ratio": ratio}
     key |= {"sharing": n, "tuned": tuned}
-    return {**key, "lr": bench(backbone).rate("cut")} if tuned else key
+    return {**key, "lr": bench(backbone).rate("shared")} if tuned else key
 
 
 def joint_gain(

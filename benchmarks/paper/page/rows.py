@@ -11,7 +11,7 @@ from typing import Any
 import torch_covnorm as cn
 
 from ...domains import DOMAINS
-from ..bench import EPOCHS, Bench
+from ..bench import EPOCHS, LONGER, WHOLE, Bench
 
 # All that tells one experiment from another; a key that a row lacks counts as None.
 FIELDS = (
@@ -110,20 +110,32 @@ def cell(
     """The key of `Bench.cell`, or of `Bench.together` for a method that `domains` share."""
     of = bench(backbone)
     options = {**(options or {}), **({"sharing": domains} if cn.METHODS[method].joint else {})}
-    lr, epochs = lr or of.rate(method), epochs or of.epochs(method)
-    key = {"backbone": backbone, "method": method}
-    return {**key, "lr": lr, "epochs": epochs, "options": options}
+    key = {"backbone": backbone, "method": method, "lr": lr or of.rate(method)}
+    return {**key, "epochs": epochs or WHOLE, "options": options}
 
 
-def cut(backbone: str, way: str, share: int, tuned: bool) -> dict[str, Any]:
+def start(backbone: str, lr: float | None = None) -> dict[str, Any]:
+    """The key of the A that the compressed methods start from: RA after fewer epochs."""
+    return cell(backbone, "ra", lr=lr, epochs=EPOCHS)
+
+
+def cut(
+    backbone: str, way: str, share: int, tuned: bool, lr: float | None = None
+) -> dict[str, Any]:
     """The key of a cut to 1/share of A's parameters."""
     key = {"backbone": backbone, "method": "cut", "way": way, "share": share, "tuned": tuned}
-    return {**key, "lr": bench(backbone).rate("cut")} if tuned else key
+    return {**key, "lr": lr or bench(backbone).rate(f"cut-{way}")} if tuned else key
+
+
+def adapters(found: Rows, backbone: str) -> float | None:
+    """The parameters of whole residual adapters, however long they were trained."""
+    sizes = (found.mean(key, "parameters") for key in (start(backbone), cell(backbone, "ra")))
+    return next((size for size in sizes if size), None)
 
 
 def longer(backbone: str) -> dict[str, Any]:
-    """The key of RA trained for twice the epochs."""
-    return cell(backbone, "ra", epochs=2 * EPOCHS)
+    """The key of RA trained for more epochs."""
+    return cell(backbone, "ra", epochs=LONGER)
 
 
 def said(key: Key) -> str:

@@ -10,13 +10,13 @@ from ..smallest import METRICS, options
 from . import stats
 from .blocks import Table
 from .numbers import NONE, share, spread
-from .rows import Rows, cell, said
+from .rows import Rows, cell, said, start
 
 
 def table(found: Rows, backbone: str) -> Table:
     """Bytes, parameters and accuracy of the smallest file in each metric, beside RA."""
     keys = {m: cell(backbone, "covnorm", options(m)) for m in METRICS}
-    ra = cell(backbone, "ra")
+    ra = start(backbone)
     there = set.intersection(*(set(found.of(k)) for k in (ra, *keys.values())))
     domains = sorted({d for d, _ in there}, key=found.domains.index)
     whole, body = found.mean(ra, "parameters"), []

@@ -51,12 +51,14 @@ def set_up() -> list[Block]:
             [
                 f"**Backbones**: {pixels}. VGG16 has its 13 ImageNet convolutions and no fully "
                 "connected layer; ResNet-26 is pre-trained here, for Table 2 alone. All weights "
-                "are frozen but for FNFT and LwF; norms and head are a domain's own.",
-                f"**Training**: batches of {BATCH}, AdamW (Piggyback: Adam), one cycle. RA trains "
-                f"for {EPOCHS} epochs; what starts from RA's A is tuned for {TUNING} more; every "
-                f"other method trains for {WHOLE}. So all have seen the images as often, but RA "
-                "itself, which has seen them less. In the tables of methods a tuning that "
-                "validates clearly worse than what it started from is undone.",
+                "are frozen but for FNFT; norms and head are a domain's own. LwF is missing: it "
+                "keeps the answers of the old head, which this VGG16 does not have. Shares of the "
+                "network count a head of 1000 classes with it.",
+                f"**Training**: batches of {BATCH}, AdamW (Piggyback: Adam), one cycle. Every "
+                f"method trains for {WHOLE} epochs, RA too; what compresses an A starts from that "
+                f"of {EPOCHS} epochs and is tuned for {TUNING} more. So all have seen the images "
+                "as often. In the tables of methods a tuning that validates clearly worse than "
+                "what it started from is undone.",
                 "**Equal tuning**: every method has the same search, the best of three learning "
                 f"rates on the validation images of {' and '.join(rates.SEARCH)}, one seed. Joint "
                 "methods take the rate of their like alone, ResNet-26 those of VGG16. Test images "
@@ -111,8 +113,8 @@ def verdicts(claims: list[Claim]) -> list[Block]:
         Text(
             "Written down before these cells were run, after first experiments with one seed; "
             "numbers and verdicts are computed from the rows. An expectation that the mean "
-            "meets while the interval reaches beyond it is said "
-            "to hold on the mean alone."
+            "meets while the interval reaches beyond it is said to hold on the mean alone; one "
+            "that the mean misses while the interval reaches it is missed, but not refuted."
         ),
         Items(items),
     ]

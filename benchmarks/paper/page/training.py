@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import torch_covnorm as cn
+import statistics
+from typing import Any
 
-from .. import rates, table1
+from .. import metric, rates, table1
 from . import stats
 from .blocks import Table
-from .numbers import NONE, spread
-from .rows import NAMES, Rows, bench, cell, longer, said
+from .metrics import WORDS
+from .numbers import NONE, number, spread
+from .rows import NAMES, Rows, bench, cell, cut, longer, said, start
 from .tables import METHODS
 
 
 def trained(found: Rows) -> Table:
-    """Whether RA gains by twice the epochs, on validation."""
-    keys = {k["epochs"]: k for k in (cell("vgg16", "ra"), longer("vgg16"))}
+    """Whether RA gains by more epochs, on validation."""
+    lengths = (start("vgg16"), cell("vgg16", "ra"), longer("vgg16"))
+    keys = {k["epochs"]: k for k in lengths}
     seeds = {e: found.values(k, "validation") for e, k in keys.items()}
-    both = {d: seeds[min(seeds)].get(d, {}).keys() & seeds[max(seeds)].get(d, {}).keys()
+    both = {d: set.intersection(*(set(values.get(d, {})) for values in seeds.values()))
             for d in found.domains}  # fmt: skip
     body = []
     for epochs, values in seeds.items():
         same = {d: {s: values[d][s] for s in both[d]} for d in found.domains if both[d]}
         cells = [spread(list(same.get(d, {}).values())) for d in found.domains]
         body.append([f"{epochs} epochs", *cells, spread(stats.over_seeds(same, found.domains))])
-    caption = "RA on validation (accuracy in percent, VGG16, seeds that both have)."
+    caption = "RA on validation (accuracy in percent, VGG16, seeds that all have)."
     run = sum(bool(s) for s in both.values()), len(found.domains)
     return Table(caption, ["RA", *found.domains, "mean"], body, "vgg16",
                  [said(k) for k in keys.values()], run)  # fmt: skip
@@ -47,26 +50,47 @@ def again(found: Rows) -> Table | None:
 def tried(found: Rows, backbone: str) -> Table:
     """The learning rates that were tried, on validation; see `rates.run`."""
     body, keys = [], []
-    for method in METHODS:
-        if cn.METHODS[method].joint or method == "svd":
-            continue
-        options, means = table1.OPTIONS.get(method, {}), {}
-        for lr in bench(backbone).rates(method):
-            keys.append(cell(backbone, method, options, lr=lr))
-            values = found.values(keys[-1], "validation")
-            first = {d: {0: v[0]} for d, v in values.items() if 0 in v}
-            means[lr] = stats.over_seeds(first, rates.SEARCH)
-        if any(means.values()):
-            best = max(means.values())
-            better = [f"{lr:g}" for lr, mean in means.items() if mean == best]
-            cells = [f"{lr:g}: {spread(mean)}" for lr, mean in means.items()]
-            used = f"{bench(backbone).rate(method):g}"
-            whole = all(means.values())
-            body.append([NAMES[method], *cells, " or ".join(better) if whole else NONE, used])
+    for name, asked in _searched().items():
+        means: dict[float, float | None] = {}
+        for lr in bench(backbone).rates(asked):
+            of_lr = _keys(backbone, asked, lr)
+            means[lr] = _searched_mean(found, of_lr)
+            keys += of_lr
+        known = [mean for mean in means.values() if mean is not None]
+        if known:
+            better = [f"{lr:g}" for lr, mean in means.items() if mean == max(known)]
+            cells = [f"{lr:g}: {number(mean)}" for lr, mean in means.items()]
+            used = f"{bench(backbone).rate(asked):g}"
+            whole = len(known) == len(means)
+            body.append([name, *cells, " or ".join(better) if whole else NONE, used])
     where = " and ".join(rates.SEARCH)
     caption = (
         f"Learning rates on {backbone}: mean validation accuracy in percent on {where}, seed 0, "
-        "and the rate of all other results. Methods that start from a trained A are tuned at it."
+        "and the rate of all other results. Methods that start from a trained A are tuned at it; "
+        "RA is that A. Cuts: means over the shares."
     )
     head = ["method", "lowest rate", "middle", "highest", "best", "used"]
     return Table(caption, head, body, backbone, [said(k) for k in keys if found.of(k)])
+
+
+def _searched() -> dict[str, str]:
+    """{name: what `Bench.rate` knows it by} of all that has a search of its own."""
+    methods = {NAMES[m]: m for m in METHODS if rates.searched(m)}
+    return methods | {f"cut: {WORDS[way]}": f"cut-{way}" for way in metric.TUNED}
+
+
+def _keys(backbone: str, asked: str, lr: float) -> list[dict[str, Any]]:
+    if asked == "ra":
+        return [start(backbone, lr)]
+    if way := asked.removeprefix("cut-") if asked.startswith("cut-") else None:
+        return [cut(backbone, way, share, True, lr) for share in metric.SHARES]
+    return [cell(backbone, asked, table1.OPTIONS.get(asked, {}), lr=lr)]
+
+
+def _searched_mean(found: Rows, keys: list[dict[str, Any]]) -> float | None:
+    """Validation of the first seed, over the domains of the search; None before all are there."""
+    values = [
+        found.values(key, "validation").get(d, {}).get(0) for key in keys for d in rates.SEARCH
+    ]
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None

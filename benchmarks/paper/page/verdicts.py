@@ -9,7 +9,8 @@ from . import stats
 WITHIN = 0.5  # points that count as none
 WIDE = 5.0  # points that are a wide margin: said before any of its cells was run
 HOLDS, ON_THE_MEAN = "Holds", "Holds on the mean alone"
-FAILS, OPEN = "Does not hold", "Not run yet"
+MISSED, FAILS = "Missed on the mean, not refuted", "Does not hold"
+OPEN = "Not run yet"
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,9 @@ def judged(at_least: float, pair: stats.Comparison, wanted: int) -> str:
     """Whether a difference is at least so many points; no verdict before all domains are there."""
     if pair.domains < wanted:
         return OPEN
-    return FAILS if pair.mean < at_least else HOLDS if pair.low >= at_least else ON_THE_MEAN
+    if pair.mean < at_least:
+        return FAILS if pair.high < at_least else MISSED
+    return HOLDS if pair.low >= at_least else ON_THE_MEAN
 
 
 def unless(too_large: bool, verdict: str) -> str:
