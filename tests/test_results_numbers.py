@@ -185,15 +185,23 @@ def test_table2_scores_by_the_formula():
     assert cells_of(text, "RA")[7] == "–"
 
 
-def test_the_metric_table_is_of_domains_that_every_way_has():
-    rows = made_up()
-    missing = cut("vgg16", "svd", 32, False)
-    rows = [
+def without_faces(rows: list[dict], key: dict) -> list[dict]:
+    return [
         r
         for r in rows
-        if not (r["domain"] == "faces" and all(r.get(k) == v for k, v in missing.items()))
+        if not (r["domain"] == "faces" and all(r.get(k) == v for k, v in key.items()))
     ]
-    found = Rows(rows)
+
+
+def test_a_neighbour_without_a_domain_is_left_out_alone():
+    found = Rows(without_faces(made_up(), cut("vgg16", "svd", 32, False)))
+    assert metrics.whole_domains(found, "vgg16") == list(DOMAINS)
+    line = cells_of(metrics.table(found, "vgg16").markdown(), metrics.WORDS["svd"])
+    assert [cell == "–" for cell in line[1:4]] == [False, False, True]
+
+
+def test_the_metric_table_is_of_domains_that_both_metrics_have():
+    found = Rows(without_faces(made_up(), cut("vgg16", "variance", 32, False)))
     assert metrics.whole_domains(found, "vgg16") == list(DOMAINS[:-1])
     assert metrics.whole_domains(found, "efficientnet-lite0") == list(DOMAINS)
     of_loss = found.values(cut("vgg16", "loss", 8, True))

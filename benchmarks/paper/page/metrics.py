@@ -34,8 +34,8 @@ def planned(seed: int = SEEDS[0]) -> list[tuple[str, int, bool]]:
 
 
 def whole_domains(found: Rows, backbone: str) -> list[str]:
-    """Those in which some seed has every cell, so that all means are over the same."""
-    keys = [cut(backbone, *way) for way in planned()]
+    """Those in which some seed has what every seed is to have: all means are over the same."""
+    keys = [cut(backbone, *way) for way in planned(SEEDS[-1])]
     places = [set(found.of(k)) for k in keys]
     whole = set.intersection(*places)
     first = min((seed for _, seed in whole), default=0)
