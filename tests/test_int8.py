@@ -6,6 +6,7 @@ import pytest
 import small_digits
 import small_ecology as small
 import torch
+from command import covnorm
 from safetensors.torch import load_file, save_file
 
 import torch_covnorm as cn
@@ -139,3 +140,7 @@ def test_an_ecology_shows_what_the_compression_costs(tmp_path):
     facts = small.added(ecology, "digits", variance=None, metric="loss", budget=60)
     assert facts["results"]["predicted"]["loss"] >= 0
     assert ecology.details("digits")["results"]["predicted"] == facts["results"]["predicted"]
+    predicted = facts["results"]["predicted"]
+    line = f"costs {predicted['loss']:.3g} ± {predicted['error']:.2g} of the loss an image"
+    shown = covnorm("show", "digits", "--ecology", tmp_path / "e").out
+    assert line in " ".join(shown.split())

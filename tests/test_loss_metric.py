@@ -7,10 +7,10 @@ import itertools
 import pytest
 import small_digits
 import torch
-import torch.nn.functional as F
 
 import torch_covnorm as cn
-from torch_covnorm.normalize import PCA, loss_normalization
+from torch_covnorm.gradients import predicted_loss
+from torch_covnorm.normalize import PCA, loss_color, loss_normalization, loss_whiten
 from torch_covnorm.ranks import by_budget
 
 
@@ -115,6 +115,19 @@ def test_dead_features_and_gradients_give_no_nan():
         assert all(t.isfinite().all() for t in (*found, s2))
 
 
+def test_a_site_that_no_loss_feels_or_that_never_varies_is_worth_nothing():
+    A, x, G = problem()
+    still = cn.Moments(5).update(torch.ones(20, 5).double())
+    live = loss_normalization(A, PCA.of(x), 1e-6 * G, x.mean)[1]
+    for of_x, of_y in ((x, 0 * G), (still, G)):
+        dead = loss_normalization(A, PCA.of(of_x), of_y, of_x.mean)[1]
+        assert not dead.any()
+        spectra, costs = {"dead": dead, "live": live}, {"dead": 9, "live": 9}
+        assert by_budget(spectra, costs, 27, least=0) == {"dead": 0, "live": 3}
+    shared = loss_whiten(PCA.of(still), G.new_ones(5, 5))[1], loss_color(G, 0 * G)[1]
+    assert not any(worth.any() for worth in shared)
+
+
 def test_greedy_is_brute_force_at_equal_costs_and_may_leave_a_site_nothing():
     for seed in range(10):
         torch.manual_seed(seed)
@@ -131,86 +144,12 @@ def test_greedy_is_brute_force_at_equal_costs_and_may_leave_a_site_nothing():
     )
 
 
-# ── the gradients ────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture(scope="module")
 def trained():
     net = cn.MultiDomainNetwork(small_digits.backbone())
     data = small_digits.batches(200, 20)
     cn.adapt(net, "ra", data, data[:3], method="ra", epochs=6, lr=0.02, classes=10)
     return net, data
-
-
-def by_hand(net, data, labels):
-    """Σ g gᵀ / images by a loop over single images, in the formula's own words."""
-    sums, n = {}, 0
-    for x, y in zip(torch.cat([b[0] for b in data]), labels, strict=True):
-        seen = {}
-        hooks = [
-            A.register_forward_hook(lambda _, __, out, s=site, seen=seen: seen.update({s: out}))
-            for site, A in net.domain("ra").maps.items()
-        ]
-        from torch_covnorm.routing import stepwise
-
-        with stepwise():
-            loss = F.log_softmax(net(x[None], domain="ra"), 1)[0, y]
-        for hook in hooks:
-            hook.remove()
-        for site, g in zip(seen, torch.autograd.grad(loss, list(seen.values())), strict=True):
-            rows = g[0].flatten(1).T.double()
-            sums[site] = sums.get(site, 0) + rows.T @ rows
-        n += 1
-    return {site: value / n for site, value in sums.items()}
-
-
-def test_gradients_are_those_of_each_image_alone_summed_over_positions(trained):
-    net, data = trained
-    net.eval()
-    few = data[:2]
-    found = cn.collect_gradients(net, "ra", few, labels="given")
-    expected = by_hand(net, few, torch.cat([b[1] for b in few]).tolist())
-    for site, G in expected.items():
-        torch.testing.assert_close(found[site].second(), G, rtol=1e-4, atol=1e-9)
-        assert found[site].images == 40
-
-
-def test_any_batches_merged_give_the_same_and_the_parts_are_the_whole(trained):
-    net, data = trained
-    x, y = torch.cat([b[0] for b in data[:3]]), torch.cat([b[1] for b in data[:3]])
-    whole = cn.collect_gradients(net, "ra", [(x, y)], labels="given")
-    split = cn.collect_gradients(net, "ra", list(zip(x.split(7), y.split(7))), labels="given")  # noqa: B905
-    ends = [
-        cn.collect_gradients(net, "ra", [(x[a:b], y[a:b])], labels="given")
-        for a, b in ((0, 24), (24, 60))
-    ]
-    for site, g in whole.items():
-        torch.testing.assert_close(split[site].second(), g.second(), rtol=1e-4, atol=1e-9)
-        merged = ends[0][site].merge(ends[1][site])
-        torch.testing.assert_close(merged.second(), g.second(), rtol=1e-4, atol=1e-9)
-        mean = sum(g.second(i) * g.parts[i].images for i in range(4)) / g.images
-        torch.testing.assert_close(mean, g.second(), rtol=1e-8, atol=1e-12)
-        copied = cn.GradientMoments(g.d)
-        copied.load_state_dict(g.state_dict())
-        assert torch.equal(copied.second(), g.second())
-
-
-def test_labels_of_the_model_are_drawn_by_the_seed_and_change_nothing_of_the_network(trained):
-    net, data = trained
-    before = {k: v.clone() for k, v in net.state_dict().items()}
-    torch.manual_seed(3)
-    state = torch.get_rng_state()
-    first, again, other = (
-        cn.collect_gradients(net, "ra", data, 60, seed=seed) for seed in (0, 0, 1)
-    )
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(first[s].second(), again[s].second()) for s in first)
-    assert not all(torch.equal(first[s].second(), other[s].second()) for s in first)
-    assert all(g.images == 60 for g in first.values())
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-    assert all(p.grad is None for p in net.parameters())
-    with pytest.raises(cn.CovNormError, match="did you mean 'model'"):
-        cn.collect_gradients(net, "ra", data, labels="modl")
 
 
 # ── over a network ───────────────────────────────────────────────────────────────────────────
@@ -275,9 +214,58 @@ def test_settings_that_do_not_fit_the_metric_are_refused(trained):
     moments, gradients = cn.collect(net, "ra", data), cn.collect_gradients(net, "ra", data)
     for settings, words in (
         ({"metric": "los"}, "did you mean 'loss'"),
-        ({"metric": "loss"}, "needs gradients of"),
+        ({"metric": "loss"}, "needs gradients="),
+        ({"metric": "loss", "budget": 1}, "needs gradients="),
+        ({"metric": "loss", "gradients": {}}, "needs gradients of"),
+        ({"metric": "loss", "gradients": gradients, "budget": 0.01}, "costs 12 parameters"),
+        ({"metric": "loss", "gradients": gradients, "ranks": {"0": 3}}, r"give \(kx, ky\)"),
         ({"gradients": gradients}, "metric='loss'"),
         ({"metric": "loss", "gradients": gradients, "M": "random"}, "leave out M="),
     ):
         with pytest.raises(cn.CovNormError, match=words):
             cn.normalize_(net, "ra", moments, **settings)
+
+
+def test_a_rank_beyond_the_narrower_side_is_refused():
+    net = cn.MultiDomainNetwork(small_digits.backbone())
+    data = small_digits.batches(40, 20)
+    net.add_domain("wide", classes=10, adapter="parallel")
+    moments, gradients = cn.collect(net, "wide", data), cn.collect_gradients(net, "wide", data)
+    settings = {"metric": "loss", "gradients": gradients}
+    with pytest.raises(cn.CovNormError, match=r"site '0': k_y = 2, must lie in 0…1"):
+        cn.normalize_(net, "wide", moments, ranks={"0": (1, 2)}, **settings)
+
+
+def test_a_budget_for_nothing_is_refused_before_the_training():
+    net = cn.MultiDomainNetwork(small_digits.backbone())
+    told = []
+    with pytest.raises(cn.CovNormError, match="budget=5: one direction at the cheapest"):
+        cn.adapt(
+            net,
+            "d",
+            small_digits.batches(),
+            metric="loss",
+            budget=5,
+            classes=10,
+            progress=told.append,
+        )
+    assert not told
+
+
+def test_the_predicted_loss_and_its_error_by_a_loop_over_images_and_features():
+    torch.manual_seed(0)
+    before, after, moments, gradients = {}, {}, {}, {}
+    by_image = torch.zeros(10, dtype=torch.float64)
+    for site, d in {"a": 3, "b": 5}.items():
+        x, g = torch.randn(7, d).double(), torch.randn(10, 2, d).double()  # two positions
+        before[site], after[site] = torch.randn(2, d, d).double()
+        moments[site] = cn.Moments(d).update(x)
+        gradients[site] = cn.GradientMoments(d)
+        gradients[site].update(g, spatial=False)
+        for image, position, row in itertools.product(range(10), range(2), range(7)):
+            change = (before[site] - after[site]) @ (x[row] - x.mean(0))
+            by_image[image] += float(g[image, position] @ change) ** 2 / 7 / 2
+    found = predicted_loss(before, after, moments, gradients)
+    assert found["loss"] == pytest.approx(float(by_image.mean()))
+    parts = torch.stack([by_image[i::4].mean() for i in range(4)])
+    assert found["error"] == pytest.approx(float(parts.std() / 2))

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from torch_covnorm import Moments
+from torch_covnorm import GradientMoments, Moments
 
 # Rows of each rank: uneven, one rank with none, one with a single row.
 SHARDS = {1: [530], 2: [530, 0], 4: [1, 402, 0, 127]}
@@ -35,6 +35,9 @@ def worker(rank, world, folder):
         }
         if pairs:  # ranks 0, 1 among themselves, and 2, 3
             answers["pair"] = Moments(D).update(own).all_reduce_(pairs[rank // 2])
+        answers["gradients"] = GradientMoments(D)
+        answers["gradients"].update(own, spatial=False)
+        answers["gradients"].all_reduce_()
         for name, moments in answers.items():
             safetensors.torch.save_file(moments.state_dict(), f"{folder}/{name}{rank}.safetensors")
     finally:
@@ -73,6 +76,12 @@ def test_uneven_shards_over_gloo_ranks_give_the_moments_of_one_process(world, tm
             pair = loaded(tmp_path / f"pair{rank}.safetensors")
             assert pair.n == two.n
             assert gap(pair, two) <= 1e-12
+
+        felt = GradientMoments(D)
+        felt.load_state_dict(safetensors.torch.load_file(tmp_path / f"gradients{rank}.safetensors"))
+        x = torch.cat(shards(world))
+        assert felt.images == 530
+        torch.testing.assert_close(felt.second(), x.T @ x / 530, rtol=1e-12, atol=0)
 
 
 def test_averaging_the_covariances_of_the_ranks_is_wrong():

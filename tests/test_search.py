@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import pytest
 import small_digits
@@ -133,6 +134,21 @@ def test_the_whole_a_is_the_last_candidate_of_every_precision(outliers, expected
     run = Run(net, "d", *wide_digits.data(), {"dtype": "smallest"}, training, training)
     assert smallest_file(run, 3.0, ruin) == (None, expected)
     assert smallest_file(run, 90.0, ruin)[0] == budgets(net.domain("d"))[0], "a control"
+
+
+@pytest.mark.parametrize(("lost", "good"), [(3, True), (4, False)])
+def test_a_loss_of_exactly_max_drop_is_within_it(lost, good, monkeypatch):
+    """3 of 150 images are 2 points, and 100·94/150 < 100·97/150 − 2 in floating point."""
+    net, data = wide_digits.network("d"), wide_digits.data()
+    run = Run(net, "d", *data, {"dtype": None}, cn.Training(), cn.Training())
+    said = itertools.chain([97], itertools.repeat(97 - lost))
+    answer = lambda *_: Evaluation(0.0, 100 * next(said) / 150, 150)  # noqa: E731
+    monkeypatch.setattr("torch_covnorm.search.evaluate", answer)
+    if good:
+        assert smallest_file(run, 2.0, lambda _: None)[0] == budgets(net.domain("d"))[0]
+    else:
+        with pytest.raises(cn.CovNormError, match="no precision keeps"):
+            smallest_file(run, 2.0, lambda _: None)
 
 
 def test_a_whole_a_is_rounded_and_not_tuned():

@@ -105,17 +105,17 @@ def normalize_(
     All sites are computed first; on an error the network is as it was.
     """
     chosen = _preset(preset, variance, M, tune)
+    _check_metric(metric, gradients, M, preset)
     if budget is not None:
         if ranks or variance is not None:
             raise CovNormError("budget= takes the place of variance= and ranks=: give one of them")
         ranks = ranks_within(net, name, moments, budget, gradients if metric == "loss" else None)
-    _check_metric(metric, gradients, M, preset)
     new: dict[str, LinearMap] = {}
     for site, adapter in net.domain(name).adapters.items():
         if adapter.A is None:
             continue
         x = _moments_for(site, adapter.A, moments)
-        given = (ranks or {}).get(site)
+        given = _pair((ranks or {}).get(site), site)
         if metric == "loss":
             G = gradients_at(site, adapter.A, gradients)
             new[site] = _in_loss(adapter.A, x, G, given, chosen.variance, site)
@@ -195,8 +195,16 @@ def _check_metric(metric: str, gradients: Any, M: str | None, preset: str) -> No
         raise CovNormError(f"metric={metric!r}: {choices(metric, get_args(Metric))}")
     if metric == "variance" and gradients is not None:
         raise CovNormError("gradients= are for metric='loss': give that too")
+    if metric == "loss" and gradients is None:
+        raise CovNormError("metric='loss' needs gradients=: cn.collect_gradients them")
     if metric == "loss" and (M not in (None, "closed-form") or preset != "paper"):
         raise CovNormError("metric='loss' has its own closed-form M: leave out M= and preset=")
+
+
+def _pair(ranks: Any, site: str) -> tuple[int, int] | None:
+    if ranks is not None and (not isinstance(ranks, tuple | list) or len(ranks) != 2):
+        raise CovNormError(f"site {site!r}: ranks {ranks!r}, give (kx, ky)")
+    return None if ranks is None else (ranks[0], ranks[1])
 
 
 def _in_loss(
@@ -213,7 +221,7 @@ def _in_loss(
         raise CovNormError(f"site {site!r}: A holds NaN or Inf: train the domain anew")
     x, mu_y = PCA.of(moments), A @ moments.mean + b
     kx, ky = ranks or (len(x.E), by_variance(loss_normalization(A, x, G, mu_y)[1], t))
-    check_ranks(kx, ky, A.shape[1], len(A), site, least=0)
+    check_ranks(kx, ky, A.shape[1], min(A.shape), site, least=0)
     return CovNormMap.from_factors(old.spatial, loss_normalization(A, x, G, mu_y, ky, kx)[0])
 
 
@@ -230,8 +238,6 @@ def _normalized(
         raise CovNormError(f"site {site!r}: A holds NaN or Inf: train the domain anew")
     x, y = PCA.of(moments), PCA.of(moments.transform(A, b))
     t = preset.variance
-    if ranks is not None and (not isinstance(ranks, tuple | list) or len(ranks) != 2):
-        raise CovNormError(f"site {site!r}: ranks {ranks!r}, give (kx, ky)")
     kx, ky = ranks or (preset.rank_rule(x.E, t), preset.rank_rule(y.E, t))
     check_ranks(kx, ky, len(x.E), len(y.E), site)
     factors = covariance_normalization(A, x, y, kx, ky, preset.M, preset.scaled, generator)

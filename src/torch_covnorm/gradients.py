@@ -7,7 +7,9 @@ what a direction is worth, within a site and across sites.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import operator
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -143,7 +145,7 @@ def collect_gradients(
 
     Args:
         loader: yields (images, labels) or, where the model draws the labels, images.
-        images: stop after so many; None: all.
+        images: so many at most, evenly over a loader that has a length, else the first; None: all.
         labels: "model" draws them from the network's own answer (the Fisher), "given" takes the
             loader's (the empirical Fisher).
     """
@@ -154,13 +156,15 @@ def collect_gradients(
     if not maps:
         raise CovNormError(f"domain {name!r} has no matrix A to collect for: adapter='residual'")
     found = {site: GradientMoments(len(A.bias), device) for site, A in maps.items()}
-    draw = torch.Generator().manual_seed(seed)
-    outputs: dict[str, Tensor] = {}
+    draw, thread = torch.Generator().manual_seed(seed), threading.get_ident()
+    calls: dict[str, list[Tensor]] = {}  # a site may run more than once
 
     def keep(site: str) -> Any:
-        def hook(_: nn.Module, __: Any, y: Tensor) -> Tensor:
-            outputs[site] = y if y.requires_grad else y.requires_grad_()
-            return outputs[site]
+        def hook(_: nn.Module, __: Any, y: Tensor) -> Tensor | None:
+            if threading.get_ident() != thread:
+                return None  # another thread's call is not ours
+            calls.setdefault(site, []).append(y if y.requires_grad else y.requires_grad_())
+            return y.clone()  # what comes behind may work in place
 
         return hook
 
@@ -168,30 +172,83 @@ def collect_gradients(
     seen = 0
     try:
         with eval_mode(net.backbone, domain), stepwise(), torch.enable_grad():
-            for batch in loader:
-                x = images_of(batch)
-                if images is not None:
-                    x = x[: images - seen]
-                logits = net(x.to(device), domain=name)
+            for x, given in _spread(loader, images, labels):
+                logits = _scores(net(x.to(device), domain=name), name)
                 if labels == "model":
                     chances = logits.detach().float().softmax(1).cpu()
                     y = torch.multinomial(chances, 1, generator=draw)[:, 0]
                 else:
-                    y = labels_of(batch[1], domain)[: len(x)]
+                    y = labels_of(given, domain)
                 likelihood = -F.cross_entropy(logits, y.to(device), reduction="sum")
-                gradients = torch.autograd.grad(likelihood, list(outputs.values()))
-                for site, g in zip(outputs, gradients, strict=True):
+                every = [(site, output) for site, outputs in calls.items() for output in outputs]
+                of_call = torch.autograd.grad(likelihood, [output for _, output in every])
+                calls.clear()
+                by_site: dict[str, list[Tensor]] = {}
+                for (site, _), g in zip(every, of_call, strict=True):
+                    by_site.setdefault(site, []).append(g)
+                for site, gradients in by_site.items():
                     try:
-                        found[site].update(g, maps[site].spatial)
+                        rows = _by_image(gradients, maps[site].spatial, len(x))
+                        found[site].update(rows, spatial=False)
                     except CovNormError as error:
                         raise CovNormError(f"site {site!r}: {error}") from None
                 seen += len(x)
-                outputs.clear()
-                if images is not None and seen >= images:
-                    break
     finally:
         for hook in hooks:
             hook.remove()
     if seen == 0:
         raise CovNormError(f"domain {name!r}: the loader gave no images")
     return found
+
+
+def _spread(
+    loader: Iterable[Any], images: int | None, labels: Labels
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """(images, labels where they are given), `images` of them at most, from all of the loader.
+
+    Its images may be sorted by class: the first ones alone would be of the first classes.
+    """
+    total, passed, left = 1, 0, images
+    for batch in loader:
+        x, y = images_of(batch), None
+        if labels == "given":
+            if not isinstance(batch, tuple | list) or len(batch) < 2:
+                raise CovNormError(
+                    "labels='given': the loader yields images alone: let it yield (images, labels)"
+                )
+            y = torch.as_tensor(batch[1])
+        if images is not None and left is not None:
+            if passed == 0:
+                total = max(images, operator.length_hint(loader) * len(x))
+            share = torch.arange(passed, passed + len(x) + 1) * images // total
+            taken = share.diff().nonzero()[:left, 0]
+            passed, left = passed + len(x), left - len(taken)
+            x, y = x[taken], None if y is None else y[taken]
+        if len(x):
+            yield x, y
+        if left == 0:
+            return
+
+
+def _scores(logits: Any, name: str) -> Tensor:
+    """The answer of a network, if it is one that a label can be drawn from."""
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        shape = tuple(getattr(logits, "shape", ()))
+        raise CovNormError(
+            f"domain {name!r}: the network answers {shape}, and not a score a class, (images, "
+            "classes): metric='loss' is for classification"
+        )
+    if not logits.isfinite().all():
+        raise CovNormError(f"domain {name!r}: the network answers NaN or Inf: look at the images")
+    return logits
+
+
+def _by_image(calls: Sequence[Tensor], spatial: bool, images: int) -> Tensor:
+    """(images, rows, d): all rows of an image, of every call and every window of it."""
+    rows = []
+    for g in calls:
+        if len(g) % images:
+            raise CovNormError(f"{len(g)} gradients for {images} images: whose they are is unknown")
+        last = g.movedim(1, -1) if spatial and g.ndim == 4 else g
+        rows.append(last.reshape(images, -1, last.shape[-1]))
+    return torch.cat(rows, 1)

@@ -118,14 +118,16 @@ def loss_normalization(
     x|²`` is ``C M W`` with ``W = V^T Sigma^{-1/2}``, M the truncated identity and
     ``C = G^{-1/2} U_k s_k``. W whitens x and C colors y, as in eq. 7, so that M is tuned in units
     of the features, however sure the network is (G^{-1/2} alone has the scale of 1/gradient).
-    With G = I it is the PCA of y, with Sigma = I too the SVD of A.
+    With G = I it is the PCA of y, with Sigma = I too the SVD of A. Where no loss is felt, or x
+    never varies, all ``s²`` are 0.
     """
     root, inverse = _roots(G.to(x.mu))
     e = _floored(x.E).sqrt()
     U, s, Vt = torch.linalg.svd(root @ A.to(x.mu) @ (x.P * e))
     ky, kx = len(s) if ky is None else ky, len(Vt) if kx is None else kx
     C, W = inverse @ U[:, :ky] * s[:ky], (Vt[:kx] / e) @ x.P.T
-    return Factors(W, torch.eye(ky, kx).to(C), C, x.mu, mu_y), s.square()
+    alive = (G.diagonal().max() > 0).to(s) * (x.E[0] > 0)  # or the floor would stand for a worth
+    return Factors(W, torch.eye(ky, kx).to(C), C, x.mu, mu_y), s.square() * alive
 
 
 def loss_whiten(x: PCA, R: Tensor) -> tuple[Tensor, Tensor]:
@@ -136,7 +138,7 @@ def loss_whiten(x: PCA, R: Tensor) -> tuple[Tensor, Tensor]:
     """
     e = _floored(x.E).sqrt()
     r, V = torch.linalg.eigh((x.P * e).T @ R.to(x.mu) @ (x.P * e))
-    return (V.flip(1).T / e) @ x.P.T, r.flip(0).clamp(min=0)
+    return (V.flip(1).T / e) @ x.P.T, r.flip(0).clamp(min=0) * (x.E[0] > 0)
 
 
 def loss_color(Sigma: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
@@ -147,7 +149,9 @@ def loss_color(Sigma: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
     root, inverse = _roots(G.to(Sigma))
     values, U = torch.linalg.eigh(root @ Sigma @ root)
     values = values.flip(0).clamp(min=0)
-    return inverse @ U.flip(1) * _floored(values).sqrt(), values
+    return inverse @ U.flip(1) * _floored(values).sqrt(), values * (G.diagonal().max() > 0).to(
+        values
+    )
 
 
 def mini_adaptation(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,22 @@ class Telling:
     stage: Callable[[str, str], None] = _silent
     training: Report = _silent
     images: Callable[[int, int], None] = _silent
+
+
+@dataclass(frozen=True)
+class Watched:
+    """The batches of a loader; `tell` is called behind each with its number and itself."""
+
+    batches: Iterable[Any]
+    tell: Callable[[int, Any], None]
+
+    def __iter__(self) -> Iterator[Any]:
+        for step, batch in enumerate(self.batches, 1):
+            yield batch
+            self.tell(step, batch)
+
+    def __length_hint__(self) -> int:
+        return operator.length_hint(self.batches)
 
 
 @contextlib.contextmanager

@@ -47,8 +47,8 @@ def by_budget(
     d_in + d_out parameters; the largest ``e_i / cost`` come first, as far as the budget goes. Every
     site keeps `least` directions, 1 or 0.
     """
-    spent = check_budget(budget, list(costs.values())) if least else 0
-    ranks, left = dict.fromkeys(spectra, least), budget - spent
+    ranks = dict.fromkeys(spectra, least)
+    left = budget - check_budget(budget, list(costs.values()), least)
     offers = [
         (float(e) / costs[site], place, site)
         for place, (site, E) in enumerate(spectra.items())
@@ -74,14 +74,19 @@ def smallest(sizes: Sequence[T], good: Callable[[T], bool]) -> T:
     return sizes[low]
 
 
-def check_budget(budget: int, costs: Sequence[int]) -> int:
-    """Refuse a budget that is not enough for one direction at every site; returns what is."""
-    if budget < (least := sum(costs)):
+def check_budget(budget: int, costs: Sequence[int], least: int = 1) -> int:
+    """Refuse a budget that is not enough for `least` directions at every site, or for any at all.
+
+    Returns what those at every site cost.
+    """
+    needed, what = sum(costs), f"one direction at each of {len(costs)} sites"
+    if not least:
+        needed, what = min(costs), f"one direction at the cheapest of {len(costs)} sites"
+    if budget < needed:
         raise CovNormError(
-            f"budget={budget}: one direction at each of {len(costs)} sites costs {least} "
-            "parameters: give as many or more"
+            f"budget={budget}: {what} costs {needed} parameters: give as many or more"
         )
-    return least
+    return needed * least
 
 
 def check_threshold(t: float) -> None:

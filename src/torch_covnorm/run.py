@@ -28,7 +28,7 @@ from .joint import Joined
 from .loop import Penalty
 from .moments import Moments
 from .network import MultiDomainNetwork
-from .progress import Progress, Report
+from .progress import Progress, Report, Watched
 from .schedules import Training
 from .seeds import seed_all, seed_loader
 from .snapshot import Snapshot, load_moments, restore_, save_moments, tensors_of
@@ -212,14 +212,17 @@ class Run:
                 saved.save({site: g.state_dict() for site, g in found.items()})
         return found
 
-    def _watched(self, stage: str, batches: Iterable[Any]) -> Iterator[Any]:
+    def _watched(self, stage: str, batches: Iterable[Any]) -> Iterable[Any]:
         """The batches, and a word for each to whoever watches the progress."""
         start, images = time.perf_counter(), 0
         steps = len(batches) if isinstance(batches, Sized) else None
-        for step, batch in enumerate(batches, 1):
-            yield batch
+
+        def tell(step: int, batch: Any) -> None:
+            nonlocal images
             images += len(images_of(batch))
             self.tell(stage, step, steps, images / (time.perf_counter() - start))
+
+        return Watched(batches, tell)
 
     def tell(self, stage: str, step: int, steps: int | None, rate: float = 0.0) -> None:
         """Say how far a stage is that does not train."""

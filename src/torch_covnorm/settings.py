@@ -104,9 +104,10 @@ def check_for(net: MultiDomainNetwork, names: Sequence[str], own: dict[str, Any]
     alone = "preset" in own  # joint mode takes ranks, and any M
     if alone and own["metric"] == "loss" and (own["M"] or own["preset"] or own["ranks"]):
         raise CovNormError("metric='loss' chooses ranks and M itself: leave out M, preset, ranks")
-    if own.get("budget") is not None and own.get("metric") != "loss":
+    if own.get("budget") is not None:
         maps = [a.A for a in net.fresh_adapters(str(own["adapter"])).values() if a.A is not None]
-        check_budget(own["budget"], [sum(A.factors[0].shape) for A in maps])
+        least = int(own.get("metric") != "loss")
+        check_budget(own["budget"], [sum(A.factors[0].shape) for A in maps], least)
     given_ranks(own.get("ranks") or {}, net.sites)
     basis = own.get("basis")
     if basis is not None and check_name(basis) in net.bases:

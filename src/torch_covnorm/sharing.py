@@ -93,9 +93,9 @@ def captured(
         if felt is None:
             out[site] = (captured_share(W.T, of_x), captured_share(C, of_y))
             continue
-        at_y, at_x = _root(G[site]), _root(of_x)
+        at_y, at_x = _root(G[site].to(of_y)), _root(of_x)
         out[site] = (
-            captured_share(at_x @ W.T, at_x @ felt[site].R @ at_x),
+            captured_share(at_x @ W.T, at_x @ felt[site].R.to(of_x) @ at_x),
             captured_share(at_y @ C, at_y @ of_y @ at_y),
         )
     return out
