@@ -39,7 +39,7 @@ def test_the_default_is_the_smallest_file_within_half_a_point(house):
     assert said["declined"] in (True, False)
     settings = settings_of(place)
     assert (settings["max_drop"], settings["dtype"]) == (0.5, "smallest")
-    assert "metric" not in settings, "not ours to change here"
+    assert settings["metric"] == "loss"
 
 
 def test_the_stored_domain_validates_within_half_a_point_of_its_trained_a(house):
@@ -84,6 +84,7 @@ def test_the_report_names_the_command_that_was_meant(house, tmp_path):
         (("--set", "M=identity"), "float16"),
         (("--set", "max_drop=40"), "smallest"),
         (("--max-drop", 40, "--dtype", "float32"), "float32"),
+        (("--budget", 0.01), "float16"),
     ],
 )
 def test_max_drop_alone_has_another_default_than_float16(house, words, dtype):
@@ -91,7 +92,17 @@ def test_max_drop_alone_has_another_default_than_float16(house, words, dtype):
     few = ("--epochs", 0, *QUICK[2:], *at(place), "--replace", "--fresh")
     ran = covnorm("add", "other", place / "digits.npz", *few, *words)
     assert ran.code == 0, ran.err
-    assert settings_of(place, "other")["dtype"] == dtype
+    settings = settings_of(place, "other")
+    assert settings["dtype"] == dtype
+    assert settings.get("metric") == ("loss" if "max_drop" in settings else None)
+
+
+def test_another_metric_is_taken_where_it_is_asked_for(house):
+    place, _ = house
+    few = ("--epochs", 0, *QUICK[2:], *at(place), "--replace", "--fresh", "--metric", "variance")
+    for words in ((), ("--max-drop", 40)):
+        assert covnorm("add", "other", place / "digits.npz", *few, *words).code == 0
+        assert settings_of(place, "other")["metric"] == "variance"
 
 
 def test_without_validation_images_it_is_the_papers_rule_in_float16(house, tmp_path):
@@ -103,7 +114,7 @@ def test_without_validation_images_it_is_the_papers_rule_in_float16(house, tmp_p
     assert ran.code == 0, ran.err
     settings = settings_of(place, "few")
     assert (settings["variance"], settings["dtype"]) == (0.99, "float16")
-    assert "max_drop" not in settings
+    assert not {"max_drop", "metric"} & settings.keys()
     wrong = covnorm("add", "x", tmp_path / "few.npz", *few, "--dtype", "smallest")
     assert (wrong.code, wrong.out) == (2, "")
     assert "needs max_drop=" in wrong.err

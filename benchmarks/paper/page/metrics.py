@@ -123,8 +123,8 @@ def gains(found: Rows, backbone: str) -> Table:
     caption = (
         f"The gain of the metric of the loss on {backbone}, in points, paired: of every domain the "
         "mean over seeds, then a 95 % interval by Student's t over the domains. The best neighbour "
-        "was chosen by the test accuracies themselves, which favours it. Made of the "
-        "rows of the table above."
+        "was chosen by the test accuracies themselves, which favours it. Of twenty such "
+        "intervals one is expected to miss 0 by chance. Made of the rows of the table above."
     )
     head = ["of RA's", "stage", "over", "gain", "significance"]
     return Table(caption, head, body, backbone, left=(0, 1, 2, 4))

@@ -71,6 +71,7 @@ Variance = Annotated[
 
 RULES = {"variance", "budget", "max_drop", "ranks", "preset", "M"}  # none: the default one
 MAX_DROP = 0.5  # points of validation accuracy, where no rule is given
+METRIC = "loss"  # with max_drop, where none is given: the smaller files (docs/results.md)
 
 
 def init(
@@ -123,7 +124,8 @@ def add(
     metric: Annotated[
         str | None,
         typer.Option(
-            help="What a direction is worth: its variance (the paper), or the loss that it moves.",
+            help="What a direction is worth: its variance (the paper), or the loss that it moves; "
+            "the loss with --max-drop, else the variance.",
             show_default=False,
         ),
     ] = None,
@@ -166,8 +168,6 @@ def add(
 
     covnorm add defects parts.csv --max-drop 2       the smallest file that loses two points
 
-    covnorm add flowers photos/ --metric loss        ranks by what the loss feels
-
     covnorm add digits digits.npz --method bn        another method of the paper
 
     Killed or interrupted, the same command goes on from where it was.
@@ -187,8 +187,10 @@ def add(
     options |= pairs(settings or [])
     augment = Augment(padding=shift, fill="reflect", flip=0.5 * flip) if flip or shift else None
     by_default = method == "covnorm" and not RULES & set(options)
-    rule = {"max_drop": MAX_DROP} if by_default else {}
-    chosen = dtype or (SMALLEST if "max_drop" in {**options, **rule} else "float16")
+    rule: dict[str, Any] = {"max_drop": MAX_DROP} if by_default else {}
+    if promised := "max_drop" in {**options, **rule}:
+        rule |= {"metric": METRIC} if "metric" not in options else {}
+    chosen = dtype or (SMALLEST if promised else "float16")
     how = How(method, {**options, **rule}, batch, augment, chosen, seed)
     device = check_device(device)
     source = read_source(images, seed=seed)

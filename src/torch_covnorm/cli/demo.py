@@ -23,7 +23,8 @@ from ..ecology.joining import join
 from ..ecology.manifest import MANIFEST
 from ..errors import CovNormError
 from ..prediction import preprocessing
-from .demo_smallest import DROP, METRIC, smallest
+from .adding import MAX_DROP, METRIC
+from .demo_smallest import smallest
 from .options import Json, Quiet, Seed, Threads, set_threads
 from .screen import Screen, size, table
 
@@ -120,7 +121,7 @@ def _shown(
         table("", heads, means),
         f"adapter: parameters as the paper counts; joint: {shared:,} more are shared by the four",
         f"smallest: ranks in the metric of the {METRIC}, precision ({_precisions(small)}), for at "
-        f"most {DROP} points of validation accuracy less than RA: add --metric {METRIC} chooses so",
+        f"most {MAX_DROP} points of validation accuracy less than RA: add chooses so by itself",
         "file: float16 elsewhere; norms, head and record too; of its %: of the backbone's bytes",
     ]
 

@@ -11,9 +11,8 @@ from ..ecology import Ecology
 from ..ecology.images import images_of
 from ..prediction import preprocessing
 from ..records import write_file
+from .adding import MAX_DROP, METRIC
 from .screen import Screen
-
-DROP, METRIC = 0.5, "loss"
 
 
 def smallest(
@@ -25,7 +24,7 @@ def smallest(
     for name in names:
         if name in found:
             continue
-        screen.say(f"smallest file for {name}: ranks and precision, at most {DROP} points less")
+        screen.say(f"smallest file for {name}: ranks and precision, at most {MAX_DROP} points less")
         found[name] = _one(screen, ecology, name, seed, training)
         write_file(file, json.dumps(found, indent=1).encode())
     return found
@@ -50,7 +49,7 @@ def _one(
             batches("val"),
             "covnorm",
             metric=METRIC,
-            max_drop=DROP,
+            max_drop=MAX_DROP,
             dtype="smallest",
             statistics=batches("train"),
             test=batches("test"),
