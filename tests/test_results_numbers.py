@@ -221,6 +221,7 @@ def test_the_smallest_files_are_means_over_domains_that_all_have():
     found = cells_of(text, "metric of the loss")
     assert found[1:4] == ["400 kB", "10.0 %", "int8 21"]
     assert cells_of(text, "metric of the variance")[1] == "800 kB"
+    assert "smaller in 7 of 7 domains; the difference is −400.0 kB" in text
     fewer = [r for r in rows if r["domain"] != "faces" or "max_drop" not in str(r.get("options"))]
     text = smallest.table(Rows(fewer), "vgg16").markdown()
     assert "6 of 7 domains" in text
