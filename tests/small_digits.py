@@ -50,6 +50,13 @@ def batches(n: int = 60, size: int = 20, start: int = 0) -> Batches:
     return list(zip(x.split(size), y.split(size), strict=True))
 
 
+def trained() -> tuple[cn.MultiDomainNetwork, Batches]:
+    """A network with a domain "ra", residual adapters that know the digits, and these."""
+    net, data = cn.MultiDomainNetwork(backbone()), batches(200, 20)
+    cn.adapt(net, "ra", data, data[:3], method="ra", epochs=6, lr=0.02, classes=10)
+    return net, data
+
+
 def regression(n: int = 60, size: int = 20) -> tuple[cn.MultiDomainNetwork, Batches]:
     """A network with a domain "ink", and images with how dark they are."""
     net = cn.MultiDomainNetwork(backbone())

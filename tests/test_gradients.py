@@ -17,10 +17,7 @@ from torch_covnorm.routing import stepwise
 
 @pytest.fixture(scope="module")
 def trained():
-    net = cn.MultiDomainNetwork(small_digits.backbone())
-    data = small_digits.batches(200, 20)
-    cn.adapt(net, "ra", data, data[:3], method="ra", epochs=6, lr=0.02, classes=10)
-    return net, data
+    return small_digits.trained()
 
 
 def by_hand(net, data, labels):

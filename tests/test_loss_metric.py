@@ -146,10 +146,7 @@ def test_greedy_is_brute_force_at_equal_costs_and_may_leave_a_site_nothing():
 
 @pytest.fixture(scope="module")
 def trained():
-    net = cn.MultiDomainNetwork(small_digits.backbone())
-    data = small_digits.batches(200, 20)
-    cn.adapt(net, "ra", data, data[:3], method="ra", epochs=6, lr=0.02, classes=10)
-    return net, data
+    return small_digits.trained()
 
 
 # ── over a network ───────────────────────────────────────────────────────────────────────────

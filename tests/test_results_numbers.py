@@ -275,6 +275,14 @@ def test_a_gain_at_some_shares_is_said_so():
     assert verdict_of(rows, key) == "Holds at 1/8 and 1/32 alone"
 
 
+def test_without_a_clear_gain_the_least_one_is_judged():
+    rows, key = made_up(), "loss-vgg16-not-tuned"
+    for share in (8, 16):  # as the variance, on the mean
+        found = metrics.gain(Rows(rows), "vgg16", "variance", share, False)
+        rows = lowered(rows, cut("vgg16", "loss", share, False), found.mean)
+    assert verdict_of(lowered(rows, cut("vgg16", "loss", 32, False), 30), key) == FAILS
+
+
 def test_an_interval_that_reaches_beyond_is_said_so():
     key, other = cell("vgg16", "covnorm", {"variance": 0.99}), cell("vgg16", "ra")
     for off, swing, verdict in (

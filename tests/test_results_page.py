@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 from result_rows import cells_of, full, made_up, row
 
 import torch_covnorm as cn
-from benchmarks.paper import metric, rates, table1
+from benchmarks.paper import metric, rates, table1, table2
 from benchmarks.paper.bench import PIXELS
 from benchmarks.paper.page import DOCS, metrics, render, training
 from benchmarks.paper.page.rows import Rows, bench, cut, start
@@ -140,6 +140,8 @@ def test_the_rates_that_are_used_are_among_those_that_are_tried():
     for backbone in ("vgg16", "efficientnet-lite0"):
         for method in (*table1.SEVERAL, *table1.ONE):
             assert bench(backbone).rate(method) in bench(backbone).rates(method)
+        assert bench(backbone).rate("covnorm-joint") == bench(backbone).rate("covnorm")
+    assert all(bench("resnet26").rate(m) == bench("vgg16").rate(m) for m in table2.METHODS)
 
 
 def test_the_better_rate_is_told_from_the_used_one():

@@ -40,7 +40,7 @@ RATES: Mapping[str, Mapping[str, float]] = {
     "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
 }
 LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta"}  # who takes whose rate
-GENTLE = ("fnft", "lwf", "piggyback")  # weights that were trained already
+GENTLE = ("fnft", "piggyback")  # weights that were trained already
 
 
 class Bench:

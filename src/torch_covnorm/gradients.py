@@ -157,13 +157,13 @@ def collect_gradients(
         raise CovNormError(f"domain {name!r} has no matrix A to collect for: adapter='residual'")
     found = {site: GradientMoments(len(A.bias), device) for site, A in maps.items()}
     draw, thread = torch.Generator().manual_seed(seed), threading.get_ident()
-    calls: dict[str, list[Tensor]] = {}  # a site may run more than once
+    calls: list[tuple[str, Tensor]] = []  # a site may run more than once
 
     def keep(site: str) -> Any:
         def hook(_: nn.Module, __: Any, y: Tensor) -> Tensor | None:
             if threading.get_ident() != thread:
                 return None  # another thread's call is not ours
-            calls.setdefault(site, []).append(y if y.requires_grad else y.requires_grad_())
+            calls.append((site, y if y.requires_grad else y.requires_grad_()))
             return y.clone()  # what comes behind may work in place
 
         return hook
@@ -180,12 +180,11 @@ def collect_gradients(
                 else:
                     y = labels_of(given, domain)
                 likelihood = -F.cross_entropy(logits, y.to(device), reduction="sum")
-                every = [(site, output) for site, outputs in calls.items() for output in outputs]
-                of_call = torch.autograd.grad(likelihood, [output for _, output in every])
-                calls.clear()
+                of_calls = torch.autograd.grad(likelihood, [output for _, output in calls])
                 by_site: dict[str, list[Tensor]] = {}
-                for (site, _), g in zip(every, of_call, strict=True):
+                for (site, _), g in zip(calls, of_calls, strict=True):
                     by_site.setdefault(site, []).append(g)
+                calls.clear()
                 for site, gradients in by_site.items():
                     try:
                         rows = _by_image(gradients, maps[site].spatial, len(x))

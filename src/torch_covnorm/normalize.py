@@ -149,9 +149,8 @@ def loss_color(Sigma: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
     root, inverse = _roots(G.to(Sigma))
     values, U = torch.linalg.eigh(root @ Sigma @ root)
     values = values.flip(0).clamp(min=0)
-    return inverse @ U.flip(1) * _floored(values).sqrt(), values * (G.diagonal().max() > 0).to(
-        values
-    )
+    alive = (G.diagonal().max() > 0).to(values)
+    return inverse @ U.flip(1) * _floored(values).sqrt(), values * alive
 
 
 def mini_adaptation(

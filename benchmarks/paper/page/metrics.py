@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,8 +68,8 @@ def table(found: Rows, backbone: str) -> Table:
     caption = (
         f"Mean test accuracy in percent on {backbone}, over {over}; ± is its standard error over "
         f"seeds; without it, of seed 0 alone. A itself on the same: {spread(ra)}. {NONE}: not "
-        f"run, or not of all of these. Tuned at {_rates(backbone)}: each at the best of three by "
-        "the validation images of objects and sketches, seed 0."
+        f"run, or not of all of these. Tuned at {_rates(backbone, known)}: each at the best of "
+        "three by the validation images of objects and sketches, seed 0."
     )
     wanted = len(found.domains) * sum(len(planned(seed)) for seed in SEEDS)
     head = ["A cut to a share of its parameters by", *(f"1/{s}, {STAGES[t]}" for s, t in stages)]
@@ -77,12 +77,11 @@ def table(found: Rows, backbone: str) -> Table:
     return Table(caption, head, body, backbone, rows_of, (found.count(keys), wanted))
 
 
-def _rates(backbone: str) -> str:
-    """Of the tuned ways."""
-    at = {way: bench(backbone).rate(f"cut-{way}") for way in metric.TUNED}
-    return ", ".join(
-        f"{rate:g} ({WORDS[way].removeprefix('CovNorm, ')})" for way, rate in at.items()
-    )
+def _rates(backbone: str, known: Iterable[tuple[str, int, bool]]) -> str:
+    """Of the ways that were tuned."""
+    ways = dict.fromkeys(way for way, _, tuned in known if tuned)
+    at = {WORDS[way]: bench(backbone).rate(f"cut-{way}") for way in ways}
+    return ", ".join(f"{rate:g} ({w.removeprefix('CovNorm, ')})" for w, rate in at.items()) or NONE
 
 
 def _with_error(value: tuple[float, float | None] | None) -> str:

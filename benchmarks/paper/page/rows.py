@@ -23,7 +23,6 @@ Row = Mapping[str, Any]
 NAMES = {
     "fnft": "FNFT",
     "bn": "BN",
-    "lwf": "LwF",
     "ra": "RA",
     "parallel": "parallel RA",
     "dan": "DAN",

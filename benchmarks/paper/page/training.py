@@ -82,7 +82,8 @@ def _searched() -> dict[str, str]:
 def _keys(backbone: str, asked: str, lr: float) -> list[dict[str, Any]]:
     if asked == "ra":
         return [start(backbone, lr)]
-    if way := asked.removeprefix("cut-") if asked.startswith("cut-") else None:
+    if asked.startswith("cut-"):
+        way = asked.removeprefix("cut-")
         return [cut(backbone, way, share, True, lr) for share in metric.SHARES]
     return [cell(backbone, asked, table1.OPTIONS.get(asked, {}), lr=lr)]
 
