@@ -166,7 +166,8 @@ def table(lines: Lines, backbone: str) -> str:
         key = (row["method"], row.get("variance"))
         if key not in rows or row["validation"] > rows[key]["validation"]:
             rows[key] = row
-    for (method, t), r in rows.items():
+    order = {method: i for i, method in enumerate(cn.METHODS)}
+    for (method, t), r in sorted(rows.items(), key=lambda item: order[item[0][0]]):
         label = method if t is None else f"{method}, t = {t}"
         shared = f" (+ {r['shared']:,} shared by {r['sharing']})" if r["shared"] else ""
         out.append(
