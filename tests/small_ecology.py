@@ -24,6 +24,7 @@ from torch_covnorm.ecology import Details, Ecology
 from torch_covnorm.ecology.adding import How, add
 from torch_covnorm.ecology.joining import METHOD, join
 from torch_covnorm.ecology.manifest import FORMAT, MANIFEST, references
+from torch_covnorm.progress import Telling
 
 CLASSES = tuple("0123456789")
 PARTS = {"train": 60, "val": 20, "test": 40}
@@ -236,3 +237,19 @@ def mounted(*command: str) -> Iterator[bool]:
     finally:
         if done.returncode == 0:
             subprocess.run(["umount", "-l", command[-1]], check=True)
+
+
+class Steps(list):
+    """The stages of all training steps that are told; raises at one of them where it is asked."""
+
+    def __init__(self, stop=None):
+        super().__init__()
+        self.stop = stop
+
+    def telling(self):
+        return Telling(training=self._told)
+
+    def _told(self, progress):
+        self.append(progress.stage)
+        if progress.stage == self.stop:
+            raise KeyboardInterrupt

@@ -14,34 +14,12 @@ from torch_covnorm.ecology.adding import How, add
 from torch_covnorm.prediction import probabilities
 from torch_covnorm.progress import Telling
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
 def ecology(tmp_path):
     return Ecology.create(tmp_path / "house", small.backbone())
-
-
-class Steps(list):
-    """The stages of all training steps that are told; raises at one of them where it is asked."""
-
-    def __init__(self, stop=None):
-        super().__init__()
-        self.stop = stop
-
-    def telling(self):
-        return Telling(training=self._told)
-
-    def _told(self, progress):
-        self.append(progress.stage)
-        if progress.stage == self.stop:
-            raise KeyboardInterrupt
 
 
 # ── add ───────────────────────────────────────────────────────────────────────────────────────
@@ -149,13 +127,13 @@ def test_another_backbone_is_refused(ecology):
 
 def test_interrupted_in_a_stage_the_next_call_does_not_run_the_stages_before_again(ecology):
     data, how = small.decoded(), small.how(epochs=2)
-    whole = Steps()
+    whole = small.Steps()
     add(ecology, "whole", data, how, backbone=small.backbone(), tell=whole.telling())
-    first = Steps(stop="tune")
+    first = small.Steps(stop="tune")
     with pytest.raises(KeyboardInterrupt):
         add(ecology, "digits", data, how, backbone=small.backbone(), tell=first.telling())
     assert list(ecology.domains) == ["whole"]
-    second = Steps()
+    second = small.Steps()
     add(ecology, "digits", data, how, backbone=small.backbone(), tell=second.telling())
     assert whole.count("train") == first.count("train") > 0
     assert second.count("train") == 0
@@ -167,7 +145,7 @@ def test_interrupted_in_a_stage_the_next_call_does_not_run_the_stages_before_aga
 def test_work_begun_with_other_settings_or_images_is_refused_until_it_is_to_be_fresh(ecology):
     def interrupted(**settings):
         with contextlib.suppress(KeyboardInterrupt):
-            tell = Steps(stop="tune").telling()
+            tell = small.Steps(stop="tune").telling()
             add(ecology, "digits", **settings, backbone=small.backbone(), tell=tell)
 
     interrupted(data=small.decoded(), how=small.how())
@@ -203,7 +181,7 @@ def test_a_replaced_domain_stays_until_the_end_and_keeps_its_history(ecology):
         )
 
     with pytest.raises(KeyboardInterrupt):
-        replaced(Steps(stop="tune").telling())
+        replaced(small.Steps(stop="tune").telling())
     assert small.files(ecology.folder) == before
     details = replaced(Telling())
     assert [e["what"] for e in details["history"]] == ["add", "add"]

@@ -19,34 +19,12 @@ from torch_covnorm.ecology.joining import METHOD, join
 from torch_covnorm.prediction import probabilities
 from torch_covnorm.progress import Telling
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
 def ecology(tmp_path):
     return Ecology.create(tmp_path / "house", small.backbone())
-
-
-class Steps(list):
-    """The stages of all training steps that are told; raises at one of them where it is asked."""
-
-    def __init__(self, stop=None):
-        super().__init__()
-        self.stop = stop
-
-    def telling(self):
-        return Telling(training=self._told)
-
-    def _told(self, progress):
-        self.append(progress.stage)
-        if progress.stage == self.stop:
-            raise KeyboardInterrupt
 
 
 def images(name):
@@ -245,7 +223,7 @@ def test_domains_of_training_images_alone_can_join(ecology):
 
 
 def interrupted_join(ecology, stop="tune"):
-    tell = Steps(stop).telling()
+    tell = small.Steps(stop).telling()
     with pytest.raises(KeyboardInterrupt):
         join(
             ecology,
@@ -268,7 +246,7 @@ def test_an_interrupted_join_goes_on_to_the_same_tensors(two, made):
     before = small.files(two.folder)
     interrupted_join(two)
     assert small.files(two.folder) == before
-    steps = Steps()
+    steps = small.Steps()
     tell = steps.telling()
     how = small.how(METHOD)
     join(two, ["digits", "parity"], images, how, backbone=small.backbone(), tell=tell)

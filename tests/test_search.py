@@ -19,12 +19,7 @@ from torch_covnorm.storage import PRECISIONS
 UNTUNED = {"epochs": 0}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def adapted(net, **settings):

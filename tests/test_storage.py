@@ -17,13 +17,7 @@ from torch_covnorm.ecology import Ecology
 from torch_covnorm.files import SCALE, from_int8, rows_as_int8
 from torch_covnorm.storage import PRECISIONS, as_stored, round_, storage_of, stored_bytes
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_what_was_rounded_to_int8_once_is_rounded_to_the_same_bits_again():

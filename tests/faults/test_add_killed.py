@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
-import sys
 import time
 
 import adder
 import pytest
 import small_ecology as small
-import torch
 from adder import Child
 
 import torch_covnorm as cn
@@ -20,19 +17,6 @@ from torch_covnorm.ecology.manifest import MANIFEST
 from torch_covnorm.progress import Telling
 
 TIMED = 16  # kills by the clock; the others at chosen events
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    """Children with one thread, as here: sums over more threads round otherwise."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        Child.context.set_forkserver_preload(["pytest", "worker", "adder"])
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,24 +44,6 @@ class Child:
         word = self.says()
         self.process.join(60)
         return word
-
-
-@pytest.fixture(autouse=True)
-def _as_many_threads_as_the_workers():
-    """Sums over more threads round otherwise: the same bits need the same number."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        Child.context.set_forkserver_preload(["pytest", "worker"])
-        yield
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 
 import adder
 import pytest
@@ -17,19 +16,6 @@ import torch_covnorm as cn
 from torch_covnorm.ecology import Details, Ecology, verify
 from torch_covnorm.ecology.manifest import MANIFEST
 from torch_covnorm.progress import Telling
-
-
-@pytest.fixture(scope="module", autouse=True)
-def server():
-    """Children with one thread, as here: sums over more threads round otherwise."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        Child.context.set_forkserver_preload(["pytest", "worker", "adder"])
-        yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
