@@ -12,8 +12,8 @@ demo: setup  ## an ecology of four real tasks on one real network, in some ten m
 recipe: setup  ## the whole paper on one task, top to bottom in one file, in about two minutes
 	$(BIN)/python recipes/one_domain.py
 
-test: setup  ## every test
-	$(BIN)/python -m pytest
+test: setup  ## every test, a file at a time on each core
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 check: setup  ## format, lint, types
 	$(BIN)/ruff format --check .
