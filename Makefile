@@ -13,7 +13,7 @@ recipe: setup  ## the whole paper on one task, top to bottom in one file, in abo
 	$(BIN)/python recipes/one_domain.py
 
 test: setup  ## every test, a file at a time on each core
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 check: setup  ## format, lint, types
 	$(BIN)/ruff format --check .
