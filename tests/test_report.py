@@ -29,7 +29,8 @@ from report_facts import (
 
 from torch_covnorm import CovNormError
 from torch_covnorm.report import write_report
-from torch_covnorm.report.figures import POINTS, accuracies, curve, ratios, shortened, spectrum
+from torch_covnorm.report.canvas import shortened
+from torch_covnorm.report.figures import POINTS, accuracies, curve, ratios, spectrum
 from torch_covnorm.report.wording import number, percent, share, size
 
 # ── the page as a parser sees it ─────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torch_covnorm.report.figures import WIDTH, _axes, _layers, _rows, _style, _svg
+from torch_covnorm.report.canvas import WIDTH, as_svg, by_layer, house_style, named_rows, one_pair
 from torch_covnorm.report.svg import BLUE, GREEN, INK, LINE, ORANGE, SOFT, VIOLET
 
 from .drawing import apart, bars, by_share, legend, limits
@@ -36,8 +36,8 @@ def means(rows: Sequence[tuple[str, Sequence[float], float | None]], about: str,
     """Ours of every seed's mean and the published one, by method."""
     known = [v for _, ours, other in rows for v in [*ours, *([other] if other else [])]]
     low = 10 * np.floor((min(known, default=0.0) - 3) / 10)
-    with _style():
-        figure, axes = _rows(len(rows), (low, 100), right=14)
+    with house_style():
+        figure, axes = named_rows(len(rows), (low, 100), right=14)
         for i, (_, ours, other) in enumerate(rows):
             if other is not None:
                 axes.plot(other, i, "D", color=SOFT, mfc="none", ms=5.6, mew=1.3)
@@ -45,7 +45,7 @@ def means(rows: Sequence[tuple[str, Sequence[float], float | None]], about: str,
                 axes.plot([min(ours), max(ours)], [i, i], color=BLUE, lw=1.6)
                 axes.plot(statistics.fmean(ours), i, "o", color=BLUE, ms=6)
         axes.set_xlabel("mean test accuracy, %")
-        return _svg(figure, about, key, [name for name, _, _ in rows])
+        return as_svg(figure, about, key, [name for name, _, _ in rows])
 
 
 def parameters(
@@ -57,8 +57,8 @@ def parameters(
     key: str,
 ) -> str:
     """Accuracy against adapter parameters in percent of RA's, one domain."""
-    with _style():
-        figure, axes = _axes(WIDTH, 372, left=56, right=50, top=86, bottom=48)
+    with house_style():
+        figure, axes = one_pair(WIDTH, 372, left=56, right=50, top=86, bottom=48)
         values = list(bounds.values())
         for name, points in lines.items():
             x, y = [p for p, _ in points], [statistics.fmean(v) for _, v in points]
@@ -77,7 +77,7 @@ def parameters(
         axes.set_ylabel("test accuracy, %")
         entries = [(names[n], LOOKS[n], "-") for n in lines]
         legend(axes, title, entries, columns=2, height=238)
-        return _svg(figure, about, key)
+        return as_svg(figure, about, key)
 
 
 def metrics(
@@ -90,10 +90,10 @@ def metrics(
 ) -> str:
     """Mean accuracy ± standard error against the share of RA's parameters, for every way."""
     ways = list(dict.fromkeys(way for way, _ in lines))
-    with _style():
+    with house_style():
         top = 46 + 20 * -(-(len(ways) + 2) // 2)
         height = 300 + top
-        figure, axes = _axes(WIDTH, height, left=56, right=34, top=top, bottom=48)
+        figure, axes = one_pair(WIDTH, height, left=56, right=34, top=top, bottom=48)
         values = [] if ra is None else [ra]
         for (way, tuned), points in lines.items():
             # Side by side, or the bars of one share hide each other.
@@ -120,14 +120,14 @@ def metrics(
         entries += [("tuned", {"color": INK, "marker": ""}, "-")]
         entries += [("not tuned", {"color": INK, "marker": ""}, DASHED)]
         legend(axes, title, entries, columns=2, height=height - top - 48)
-        return _svg(figure, about, key)
+        return as_svg(figure, about, key)
 
 
 def eta(of: Mapping[str, np.ndarray], about: str, key: str) -> str:
     """η = ky/kx by layer for each threshold (domains, layers): the mean, and all domains' range."""
     colors = (GREEN, ORANGE, BLUE, VIOLET)
-    with _style():
-        figure, axes = _axes(WIDTH, 300, left=56, right=8, top=44, bottom=48)
+    with house_style():
+        figure, axes = one_pair(WIDTH, 300, left=56, right=8, top=44, bottom=48)
         axes.axhline(1, color=SOFT, lw=1, ls=(0, (3, 3)))
         entries, layers = [], 1
         for i, (t, ratios) in enumerate(of.items()):
@@ -139,17 +139,17 @@ def eta(of: Mapping[str, np.ndarray], about: str, key: str) -> str:
                 axes.plot([place] * 2, [column.min(), column.max()], color=colors[i], lw=1)
             entries.append((f"t = {t}", {"color": colors[i], "marker": marker}, "-"))
         axes.set_ylim(0, max(1.08, *(1.05 * r.max() for r in of.values())))
-        _layers(axes, layers)
+        by_layer(axes, layers)
         axes.set_ylabel("η = ky / kx")
         legend(axes, "", entries, columns=3, height=208)
-        return _svg(figure, about, key)
+        return as_svg(figure, about, key)
 
 
 def explained(curves: Mapping[str, np.ndarray], title: str, about: str, key: str) -> str:
     """Variance explained by a share of the directions: x, y, and A's squared singular values."""
     looks = {"x": (BLUE, "-"), "y": (ORANGE, "-"), "A": (VIOLET, DASHED)}
-    with _style():
-        figure, axes = _axes(300, 264, left=56, right=14, top=58, bottom=48)
+    with house_style():
+        figure, axes = one_pair(300, 264, left=56, right=14, top=58, bottom=48)
         for name, (color, style) in looks.items():
             values = 100 * curves[name]
             x = np.linspace(0, 100, len(values) + 1)
@@ -163,4 +163,4 @@ def explained(curves: Mapping[str, np.ndarray], title: str, about: str, key: str
         axes.set_ylabel("variance explained, %")
         entries = [(n, {"color": c, "marker": ""}, s) for n, (c, s) in looks.items()]
         legend(axes, title, entries, columns=3, height=158)
-        return _svg(figure, about, key)
+        return as_svg(figure, about, key)

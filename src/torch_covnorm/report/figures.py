@@ -1,46 +1,27 @@
-"""The report's figures: matplotlib draws them, what leaves is a small SVG in the page's colours.
-
-One unit is one CSS pixel. Colours become CSS variables, so a figure is light or dark with its page.
-Names of domains never go through matplotlib: its fonts lack most scripts and it reads $ as
-mathematics; they are set as SVG text in the page's own font.
-"""
+"""The report's figures: what is drawn on the canvas."""
 
 from __future__ import annotations
 
-import io
-import unicodedata
-import xml.etree.ElementTree as ET
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..ranks import explained
-from .svg import BLUE, GREEN, INK, LINE, ORANGE, PAGE, SOFT, TRACK, VIOLET, lean
+from .canvas import (
+    WIDTH,
+    as_svg,
+    by_layer,
+    from_one,
+    house_style,
+    named_rows,
+    one_pair,
+    whole_steps,
+)
+from .svg import BLUE, GREEN, INK, LINE, ORANGE, PAGE, SOFT, TRACK, VIOLET
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: smaller, searchable, in the page's font
-    "svg.hashsalt": "torch-covnorm",
-    "font.size": 12,
-    "axes.edgecolor": LINE,
-    "axes.labelcolor": SOFT,
-    "axes.labelpad": 7,
-    "axes.unicode_minus": True,
-    "text.color": SOFT,
-    "text.parse_math": False,
-    "xtick.color": SOFT,
-    "ytick.color": SOFT,
-    "lines.solid_capstyle": "round",
-    "path.simplify": False,
-}
 STAGES = {"before": ("o", SOFT), "adapted": ("^", BLUE), "compressed": ("s", ORANGE)}
-WIDTH, NAMES = 460, 132  # of a wide figure, and of the names at its left
-ROW = 38
 POINTS = 64  # of a curve, at most
 
 
@@ -48,8 +29,8 @@ def accuracies(rows: Sequence[tuple[str, Sequence[float | None]]], about: str, k
     """Accuracy before / adapted / compressed / final by domain: a lane a stage, top to bottom."""
     values = [v for _, stages in rows for v in stages if v is not None]
     low = max(0.0, 10 * np.floor((min(values, default=0.0) - 3) / 10))
-    with _style():
-        figure, axes = _rows(len(rows), (low, 100 + (100 - low) * 0.02), right=14)
+    with house_style():
+        figure, axes = named_rows(len(rows), (low, 100 + (100 - low) * 0.02), right=14)
         for i, (_, stages) in enumerate(rows):
             lanes = [i - 0.27 + 0.18 * j for j in range(len(stages))]
             known = [(v, lane) for v, lane in zip(stages, lanes, strict=True) if v is not None]
@@ -62,14 +43,14 @@ def accuracies(rows: Sequence[tuple[str, Sequence[float | None]]], about: str, k
                 if v is not None:
                     axes.plot(v, lane, marker, color=color, mfc=face, ms=5.6, mew=1.5)
         axes.set_xlabel("accuracy, % of the images")
-        return _svg(figure, about, key, [n for n, _ in rows])
+        return as_svg(figure, about, key, [n for n, _ in rows])
 
 
 def parameters(rows: Sequence[tuple[str, float, bool]], about: str, key: str) -> str:
     """Adapter parameters in percent of RA's, by (name, percent, shared); past 100 % bars break."""
     top = max([100.0, *(min(p, 112.0) for _, p, _ in rows)])
-    with _style():
-        figure, axes = _rows(len(rows), (0, top), right=74)
+    with house_style():
+        figure, axes = named_rows(len(rows), (0, top), right=74)
         for i, (_, percent, shared) in enumerate(rows):
             axes.barh(i, 100, 0.34, color=TRACK)
             color = VIOLET if shared else BLUE
@@ -80,15 +61,15 @@ def parameters(rows: Sequence[tuple[str, float, bool]], about: str, key: str) ->
             text = f"{percent:.0f} %" if percent >= 100 else f"{percent:.1f} %"
             axes.text(top * 1.03, i, text, va="center", color=INK)
         axes.set_xlabel("adapter parameters, % of RA's")
-        return _svg(figure, about, key, [n for n, _, _ in rows])
+        return as_svg(figure, about, key, [n for n, _, _ in rows])
 
 
 def ranks(d: Sequence[int], kx: Sequence[int], ky: Sequence[int], about: str, key: str) -> str:
     """d, kx and ky by layer, on a scale of powers of two: the gap of kx and ky is log η."""
     layer = np.arange(1, len(d) + 1)
     x, y = np.maximum(kx, 1), np.maximum(ky, 1)
-    with _style():
-        figure, axes = _axes(WIDTH, 230, left=40, right=8, top=8, bottom=44)
+    with house_style():
+        figure, axes = one_pair(WIDTH, 230, left=40, right=8, top=8, bottom=44)
         axes.set_yscale("log", base=2)
         axes.vlines(layer, np.minimum(x, y), d, color=LINE, lw=1.2)
         axes.plot(layer, d, "_", color=SOFT, ms=9, mew=1.5)
@@ -99,20 +80,20 @@ def ranks(d: Sequence[int], kx: Sequence[int], ky: Sequence[int], about: str, ke
         axes.set_yticks(powers, [str(p) for p in powers])
         axes.set_yticks([], minor=True)
         axes.set_ylim(0.9, 2.0**high * 1.1)
-        _layers(axes, len(d))
-        return _svg(figure, about, key)
+        by_layer(axes, len(d))
+        return as_svg(figure, about, key)
 
 
 def ratios(eta: Sequence[float | None], about: str, key: str) -> str:
     """η = ky/kx by layer (the paper's "ratio of effective dimensions")."""
     known = [(i, e) for i, e in enumerate(eta, start=1) if e is not None]
-    with _style():
-        figure, axes = _axes(WIDTH, 230, left=40, right=8, top=8, bottom=44)
+    with house_style():
+        figure, axes = one_pair(WIDTH, 230, left=40, right=8, top=8, bottom=44)
         axes.axhline(1, color=SOFT, lw=1, ls=(0, (3, 3)))
         axes.bar([i for i, _ in known], [e for _, e in known], 0.62, color=GREEN)
         axes.set_ylim(0, max([1.08, *(1.08 * e for _, e in known)]))
-        _layers(axes, len(eta))
-        return _svg(figure, about, key)
+        by_layer(axes, len(eta))
+        return as_svg(figure, about, key)
 
 
 def curve(values: Sequence[float]) -> np.ndarray:
@@ -136,8 +117,8 @@ def spectrum(
         "x": {"marker": "o", "mfc": "none", "ms": 6, "mew": 1.6},
         "y": {"marker": "s", "ms": 5},
     }
-    with _style():
-        figure, axes = _axes(300, 210, left=40, right=10, top=8, bottom=44)
+    with house_style():
+        figure, axes = one_pair(300, 210, left=40, right=10, top=8, bottom=44)
         if t is not None:
             axes.axhline(100 * t, color=SOFT, lw=1, ls=(0, (1, 2.5)))
         for name, look in looks.items():
@@ -151,10 +132,10 @@ def spectrum(
         axes.set_xlim(0, longest)
         axes.set_ylim(0, 103)
         axes.set_yticks([0, 25, 50, 75, 100])
-        axes.set_xticks(_whole_steps(longest))
+        axes.set_xticks(whole_steps(longest))
         axes.set_xlabel("directions")
         axes.grid(axis="y", color=LINE, lw=0.8)
-        return _svg(figure, about, key)
+        return as_svg(figure, about, key)
 
 
 def heat_map(shares: np.ndarray, about: str, key: str) -> str:
@@ -163,85 +144,17 @@ def heat_map(shares: np.ndarray, about: str, key: str) -> str:
     image[..., :3] = [0x3B / 255, 0x86 / 255, 0xC8 / 255]
     image[..., 3] = np.sqrt(shares)
     n = len(shares)
-    with _style():
-        figure, axes = _axes(WIDTH, WIDTH - 10, left=46, right=8, top=8, bottom=46)
+    with house_style():
+        figure, axes = one_pair(WIDTH, WIDTH - 10, left=46, right=8, top=8, bottom=46)
         place = (0.5, n + 0.5, n + 0.5, 0.5)
         axes.imshow(image, interpolation="none", extent=place, aspect="auto")
         for spine in axes.spines.values():
             spine.set_visible(True)
-        axes.set_xticks(_from_one(n))
-        axes.set_yticks(_from_one(n))
+        axes.set_xticks(from_one(n))
+        axes.set_yticks(from_one(n))
         axes.set_xlabel("answer (number of the class)")
         axes.set_ylabel("truth (number of the class)")
-        return _svg(figure, about, key)
-
-
-# ── drawing ──────────────────────────────────────────────────────────────────────────────────
-
-
-class _style:
-    """The same look whatever the user's matplotlibrc says, and theirs again behind it."""
-
-    def __enter__(self) -> None:
-        import matplotlib
-
-        self.context = matplotlib.rc_context()
-        self.context.__enter__()
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-
-    def __exit__(self, *error: Any) -> None:
-        self.context.__exit__(*error)
-
-
-def _axes(
-    width: float, height: float, left: float, right: float, top: float, bottom: float
-) -> tuple[Figure, Axes]:
-    """A figure of that many pixels with one frameless pair of axes; no clipping, no tick marks."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
-    place = (
-        left / width,
-        bottom / height,
-        (width - left - right) / width,
-        (height - top - bottom) / height,
-    )
-    axes = figure.add_axes(place)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.tick_params(left=False, bottom=False, which="both", pad=6)
-    axes.set_axisbelow(True)
-    return figure, axes
-
-
-def _rows(n: int, x: tuple[float, float], right: float) -> tuple[Figure, Axes]:
-    """Axes with a row a name, the first at the top, and room for the names at the left."""
-    figure, axes = _axes(WIDTH, ROW * n + 50, left=NAMES, right=right, top=2, bottom=48)
-    axes.set_ylim(n - 0.5, -0.5)
-    axes.set_xlim(*x)
-    axes.set_yticks([])
-    axes.set_xticks([v for v in range(0, 101, 10 if 100 - x[0] < 60 else 20) if v >= x[0]])
-    axes.grid(axis="x", color=LINE, lw=0.8)
-    return figure, axes
-
-
-def _layers(axes: Axes, n: int) -> None:
-    axes.set_xlim(0.3, n + 0.7)
-    axes.set_xticks(_from_one(n))
-    axes.set_xlabel("layer, in network order")
-    axes.grid(axis="y", color=LINE, lw=0.8)
-
-
-def _whole_steps(n: int) -> list[int]:
-    """0 … n in at most six whole steps of 1, 2 or 5 times a power of ten."""
-    step = next(m * 10**p for p in range(9) for m in (1, 2, 5) if m * 10**p * 6 >= n)
-    return list(range(0, n + 1, step))
-
-
-def _from_one(n: int) -> list[int]:
-    """1 and the whole steps behind it."""
-    return [1, *(v for v in _whole_steps(n) if v > 1)]
+        return as_svg(figure, about, key)
 
 
 def _thinned(n: int, also: int | None) -> np.ndarray:
@@ -250,29 +163,3 @@ def _thinned(n: int, also: int | None) -> np.ndarray:
         return np.arange(n)
     some = np.geomspace(1, n - 1, POINTS).round().astype(int)
     return np.unique([0, *some, *([also] if also is not None and 0 <= also < n else [])])
-
-
-def _svg(figure: Figure, about: str, key: str, names: Sequence[str] = ()) -> str:
-    """The figure as text, with a name at the left of every row."""
-    for axes in figure.axes:
-        for artist in axes.get_children():
-            artist.set_clip_on(False)
-    stream = io.BytesIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
-    svg = lean(stream.getvalue(), about, key)
-    for i, name in enumerate(names):
-        y = f"{2 + ROW * (i + 0.5) + 4:g}"
-        text = ET.SubElement(svg, "text", {"class": "name", "x": str(NAMES - 12), "y": y})
-        text.text = shortened(name, 17)
-    return ET.tostring(svg, encoding="unicode")
-
-
-def shortened(text: str, columns: int) -> str:
-    """The text, or its start and …, within that many columns; wide characters take two."""
-    used = 0
-    for i, character in enumerate(text):
-        used += 2 if unicodedata.east_asian_width(character) in "WF" else 1
-        if used > columns:
-            return text[: max(i - 1, 1)] + "…"
-    return text

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import CovNormError
 from . import figures
+from .canvas import shortened
 from .details import SPLITS, STAGES, details_of, row_of
 from .wording import number, percent, plural, share, size
 
@@ -28,7 +29,7 @@ def render(facts: Mapping[str, Any]) -> str:
     )
     filters = (number, size, percent, share, plural)
     named = {f.__name__: f for f in filters}
-    environment.filters.update(named, svg=_markup, short=figures.shortened)
+    environment.filters.update(named, svg=_markup, short=shortened)
     with _blame("the ecology's facts"):
         found = _overview(facts)
     found["details"] = []
@@ -88,7 +89,7 @@ def _overview(facts: Mapping[str, Any]) -> dict[str, Any]:
 def _label(row: Mapping[str, Any]) -> str:
     """Validation is never shown as if it were test."""
     name: str = row["name"]
-    return name if row["on"] == "test" else f"{figures.shortened(name, 9)} ({row['on']})"
+    return name if row["on"] == "test" else f"{shortened(name, 9)} ({row['on']})"
 
 
 def _span(ranks: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:
