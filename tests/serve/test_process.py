@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import signal
 
 import pytest
 import torch
@@ -53,3 +55,33 @@ def test_a_network_whose_answers_are_no_numbers_fails_the_probe(house: Ecology):
     with torch.no_grad():
         next(worker.net.backbone.parameters()).fill_(float("nan"))
     assert worker._probe() is False
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(house: Ecology, monkeypatch, caplog):
+    """No memory for a process once: said, and mended by itself when there is some."""
+    monkeypatch.setattr("torch_covnorm.serve.process.LONGEST", 0.05)
+
+    async def run() -> None:
+        process = Process(str(house.folder), Limits(threads=1), lambda *_: None, lambda: None)
+        await asyncio.wait_for(process.up(), 60)
+        start, tries = process._start, []
+
+        def starved() -> None:
+            tries.append(1)
+            if len(tries) < 3:
+                raise OSError("no memory")
+            start()
+
+        monkeypatch.setattr(process, "_start", starved)
+        first = process.pid
+        os.kill(first, signal.SIGKILL)
+        while process.pid in (first, None):
+            await asyncio.sleep(0.01)
+        await asyncio.wait_for(process.up(), 60)
+        assert len(tries) == 3
+        assert process.is_ready()
+        await process.stop()
+
+    asyncio.run(run())
+    said = [r.said for r in caplog.records if "cannot start" in getattr(r, "said", {})]
+    assert said == [{"cannot start": "no memory"}] * 2
