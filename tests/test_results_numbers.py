@@ -122,6 +122,23 @@ def test_a_pointer_finds_its_rows_in_the_file():
     assert said(cell("vgg16", "ra")) not in line
 
 
+def test_what_shared_bases_of_the_loss_gain_is_said_by_domain():
+    rate = bench("efficientnet-lite0").rate("shared")
+    key = {"backbone": "efficientnet-lite0", "method": "shared", "ratio": 1 / 8}
+    key |= {"sharing": len(DOMAINS), "tuned": True, "lr": rate}
+    better = {d: 1.0 + i for i, d in enumerate(DOMAINS)}  # by 1, 2, … 7: a mean of 4
+    rows = [
+        row({**key, "way": way}, d, 0, 70.0 + (by if way == "loss" else 0), 0.1)
+        for way in ("variance", "loss")
+        for d, by in better.items()
+    ]
+    said = metrics.shared(Rows(rows)).caption
+    # s = √(28/6) = 2.1602, half = 2.4469 · s/√7 = 1.998
+    gain = "above by 4.0 points (95 % interval +2.0 to +6.0, 7 domains)"
+    assert f"against those of variance at d/8: {gain}" in said
+    assert "against those of A's alone at d/8: not run yet" in said
+
+
 def test_a_joint_method_is_found_by_how_many_share():
     seven, two = cell("vgg16", "covnorm-joint"), cell("vgg16", "covnorm-joint", domains=2)
     assert seven["options"] == {"sharing": 7}

@@ -144,7 +144,9 @@ def shared(found: Rows, backbone: str = "efficientnet-lite0") -> Table:
     caption = (
         f"Joint mode on {backbone}: all domains share C and W, each has its M. "
         "Mean test accuracy in percent; ± is the standard deviation over seeds. Parameters a "
-        "domain, with its part of what is shared."
+        "domain, with its part of what is shared. All are tuned at "
+        f"{bench(backbone).rate('shared'):g}, which was not searched. Bases of the loss, tuned, "
+        f"{_gained(found, backbone, names)}."
     )
     head = ["kx = ky", "shared bases of", "not tuned", "tuned", "of RA's parameters"]
     wanted = len(keys) * len(found.domains) * len(JOINT)
@@ -159,13 +161,20 @@ def _joint(backbone: str, ratio: float, way: str, tuned: bool, n: int) -> Mappin
     return {**key, "lr": bench(backbone).rate("shared")} if tuned else key
 
 
-def joint_gain(
-    found: Rows, ratio: float, other: str, tuned: bool, backbone: str = "efficientnet-lite0"
-) -> stats.Comparison | None:
-    """Of shared bases of the loss over another way's, paired by domain."""
-    n = len(found.domains)
-    pair = [found.values(_joint(backbone, ratio, w, tuned, n)) for w in ("loss", other)]
-    return stats.paired(*pair, found.domains)
+def _gained(found: Rows, backbone: str, names: Mapping[str, str]) -> str:
+    """What shared bases of the loss gain over the others', paired by domain, in words."""
+    said = []
+    for ratio in joint.RATIOS:
+        tuned = {
+            w: found.values(_joint(backbone, ratio, w, True, len(found.domains)))
+            for w in joint.WAYS
+        }
+        for other in joint.WAYS:
+            if other != "loss":
+                pair = stats.paired(tuned["loss"], tuned[other], found.domains)
+                name = names[other].partition(" (")[0]
+                said.append(f"against those of {name} at d/{1 / ratio:g}: {stats.sentence(pair)}")
+    return "; ".join(said)
 
 
 def backbones(found: Rows) -> Sequence[str]:
