@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -90,6 +91,12 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Split:
         safetensors.torch.save_file(tensors, temporary, about)
         temporary.replace(file)
     return Split(**safetensors.torch.load_file(file), classes=CLASSES[name])
+
+
+def stated() -> dict[str, tuple[int, tuple[int, ...]]]:
+    """{domain: (classes, images to train, validate and test)} of ours, as `load` states them."""
+    found = re.findall(r"^ *(\w+) +(\d+) +(\d+, \d+, \d+) ", load.__doc__ or "", re.M)
+    return {n: (int(classes), tuple(map(int, p.split(", ")))) for n, classes, p in found}
 
 
 def _is_kept(file: Path, about: dict[str, str]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 from ... import domains
 from ...fetch import PACKAGES
@@ -89,24 +88,25 @@ def set_up() -> list[Block]:
     ]
 
 
-def _sizes() -> list[tuple[str, str, str]]:
-    """(domain, classes, images of its parts), as `domains.load` states them."""
-    return re.findall(r"^ *(\w+) +(\d+) +(\d+, \d+, \d+) ", domains.load.__doc__ or "", re.M)
-
-
 def _chance() -> str:
     """The standard error of an accuracy of one half: in the largest test part, in the smallest."""
-    tests = [int(parts.split(", ")[2]) for _, _, parts in _sizes()]
-    least, most = (100 * math.sqrt(0.25 / n) for n in (max(tests), min(tests)))
-    name = next(name for name, _, parts in _sizes() if int(parts.split(", ")[2]) == min(tests))
+    tests = {name: parts[-1] for name, (_, parts) in domains.stated().items()}
+    name = min(tests, key=lambda n: tests[n])
+    least, most = (100 * math.sqrt(0.25 / n) for n in (max(tests.values()), tests[name]))
     return f"{least:.1f} points ({name}: {most:.1f})"
 
 
 def _domains() -> Table:
     """Licences are as the fetching prints them."""
     body = [
-        [name, PACKAGES[name].what, classes, sizes, PACKAGES[name].licence]
-        for name, classes, sizes in _sizes()
+        [
+            name,
+            PACKAGES[name].what,
+            str(classes),
+            ", ".join(map(str, parts)),
+            PACKAGES[name].licence,
+        ]
+        for name, (classes, parts) in domains.stated().items()
     ]
     head = ["domain", "what it is", "classes", "train, validation, test", "licence of the data"]
     return Table("The seven domains, images of each part, and what the data may be used for.", head,
