@@ -40,7 +40,8 @@ RATES: Mapping[str, Mapping[str, float]] = {
     "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
 }
 LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta"}  # who takes whose rate
-GENTLE = ("fnft", "piggyback")  # weights that were trained already
+GENTLE = ("fnft", "piggyback")  # weights that were trained already: lower rates are tried
+EAGER = ("pca-fta",)  # starts from C·W without M, far from A: higher ones
 
 
 class Bench:
@@ -102,7 +103,9 @@ class Bench:
 
     def rates(self, method: str) -> tuple[float, ...]:
         """Those that are tried."""
-        return (1e-4, 3e-4, 1e-3) if method in GENTLE else (3e-4, 1e-3, 3e-3)
+        if method in GENTLE:
+            return (1e-4, 3e-4, 1e-3)
+        return (1e-3, 3e-3, 1e-2) if method in EAGER else (3e-4, 1e-3, 3e-3)
 
     # ── cells ────────────────────────────────────────────────────────────────────────────────
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ... import domains
 from ...fetch import PACKAGES
 from .. import rates, table1
-from ..bench import BATCH, EPOCHS, PIXELS, TUNING, WHOLE
+from ..bench import BATCH, EAGER, EPOCHS, GENTLE, PIXELS, TUNING, WHOLE
 from ..profiles import SEEDS
 from .blocks import Block, Heading, Items, Table, Text
 from .rows import NAMES, Rows
@@ -74,9 +75,10 @@ def set_up() -> list[Block]:
                 "as often. In the tables of methods a tuning that validates clearly worse than "
                 "what it started from is undone.",
                 "**Equal tuning**: every method has the same search, the best of three learning "
-                f"rates on the validation images of {' and '.join(rates.SEARCH)}, one seed. Joint "
-                "methods take the rate of their like alone, ResNet-26 those of VGG16. Test images "
-                "choose no setting.",
+                f"rates on the validation images of {' and '.join(rates.SEARCH)}, one seed; lower "
+                f"rates for {_names(GENTLE)}, higher ones for {_names(EAGER)}. Joint methods take "
+                "the rate of their like alone, ResNet-26 those of VGG16. Test images choose no "
+                "setting.",
                 f"**Seeds**: {len(SEEDS)} for {several}, one for the rest. A seed sets head, "
                 "adapters and the order of the images; the split stays.",
                 "**Intervals** are by Student's t over the domains, seeds averaged first: they "
@@ -86,6 +88,10 @@ def set_up() -> list[Block]:
             ]
         ),
     ]
+
+
+def _names(methods: Iterable[str]) -> str:
+    return " and ".join(NAMES[m] for m in methods)
 
 
 def _chance() -> str:
