@@ -41,7 +41,7 @@ RATES: Mapping[str, Mapping[str, float]] = {
 }
 LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta"}  # who takes whose rate
 GENTLE = ("fnft", "piggyback")  # weights that were trained already: lower rates are tried
-EAGER = ("pca-fta",)  # starts from C·W without M, far from A: higher ones
+EAGER = ("bn", "pca-fta")  # norms alone, and C·W without M, far from A: higher ones
 
 
 class Bench:
