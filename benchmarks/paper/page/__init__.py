@@ -61,9 +61,10 @@ def _blocks(found: Rows) -> list[Block]:
             metrics.table(found, backbone),
             charts.by_metric(found, backbone),
             metrics.gains(found, backbone),
-            smallest.table(found, backbone),
         ]
     blocks += [
+        Heading("The smallest file", 3),
+        smallest.table(found),
         Heading("Shared bases in three ways"),
         metrics.shared(found),
         Heading("Effective dimensions"),

@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 from typing import Any
 
-from ..profiles import SMALLEST
+from ..profiles import SEEDS
 from ..smallest import METRICS, options
 from . import stats
 from .blocks import Table
@@ -14,7 +14,7 @@ from .numbers import NONE, share, spread
 from .rows import Rows, cell, said, start
 
 
-def table(found: Rows, backbone: str) -> Table:
+def table(found: Rows, backbone: str = "efficientnet-lite0") -> Table:
     """Bytes, parameters and accuracy of the smallest file in each metric, beside RA."""
     keys = {m: cell(backbone, "covnorm", options(m)) for m in METRICS}
     ra = start(backbone)
@@ -36,7 +36,7 @@ def table(found: Rows, backbone: str) -> Table:
         f"{_smaller(found, keys)}"
     )
     head = ["", "file", "of RA's parameters", "precisions", "validation %", "test %"]
-    wanted = len(keys) * len(found.domains) * len(SMALLEST.get(backbone, ()))
+    wanted = len(keys) * len(found.domains) * len(SEEDS)
     rows_of = [said(k) for k in (ra, *keys.values())]
     run = (found.count(keys.values()), wanted)
     return Table(caption, head, body, backbone, rows_of, run, (0, 3))
