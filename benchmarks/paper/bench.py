@@ -36,7 +36,10 @@ LONGER = 12  # epochs that RA must not need
 # For methods that start from a trained A it is the tuning's rate; "cut-…" are those of `metric`.
 # ResNet-26 takes those of VGG16.
 RATES: Mapping[str, Mapping[str, float]] = {
-    "vgg16": {"ra": 1e-3, "fnft": 1e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
+    "vgg16": {
+        **{"fnft": 1e-3, "bn": 1e-2, "ra": 1e-3, "pca-fta": 3e-3, "covnorm": 3e-4},
+        **{"cut-variance": 1e-3, "cut-loss": 3e-4},
+    },
     "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
 }
 LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta"}  # who takes whose rate
