@@ -140,7 +140,7 @@ def _points(domain: str, accuracy: float | None, baseline: float | None) -> floa
 def starts(found: Rows) -> Table:
     """M in closed form, as the identity, random; as it comes and tuned."""
     domains = [d for d in parameters.DOMAINS if d in found.domains]
-    body, keys = [], []
+    found, body, keys = Rows(found.all, domains), [], []
     whole = adapters(found, "vgg16")
     for options in parameters.starts():
         keys.append(cell("vgg16", "covnorm", options))
@@ -157,10 +157,11 @@ def starts(found: Rows) -> Table:
     stages = ("not tuned", "tuned")
     columns = [f"{d}, {s}" for d in (*domains, "mean") for s in stages]
     caption = "CovNorm by what M starts as. Test accuracy in percent, VGG16; all tuned equally."
-    have = sum(place[0] in domains for k in keys for place in found.of(k))
     head = ["threshold", "M", *columns, "of RA's parameters"]
     rows_of = [said(k) for k in keys]
-    return Table(caption, head, body, "vgg16", rows_of, (have, len(keys) * len(domains)), (0, 1))
+    return Table(
+        caption, head, body, "vgg16", rows_of, (found.count(keys), len(keys) * len(domains)), (0, 1)
+    )
 
 
 def network_of(found: Rows, backbone: str = "vgg16") -> float | None:
