@@ -20,6 +20,11 @@ COMMENTS: dict[str, str] = {
         "All are tuned at the rate that was found for the closed form; another start may want a "
         "higher one, which was not searched."
     ),
+    "joint": (
+        "At one threshold the bases of domains that differ so much need more directions than each "
+        "domain alone, and M has the product of the two ranks; more domains share the bases, but "
+        "not M."
+    ),
     "well-trained": (
         "The validation parts are so small that chance alone moves a cell by several times half a "
         "point."
