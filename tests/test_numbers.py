@@ -132,15 +132,17 @@ def test_speeds_are_as_measured():
     assert seen == set(SPEED)
 
 
-@pytest.mark.parametrize("metric", smallest.METRICS)
-def test_the_sizes_that_decide_the_default_are_as_measured(metric):
-    options = smallest.options(metric)
-    sizes = {
-        r["domain"]: r["bytes"]
-        for r in rows("paper.jsonl")
-        if r["backbone"] == "efficientnet-lite0" and r.get("options") == options and not r["seed"]
-    }
-    assert f"{statistics.fmean(sizes.values()) / 1e3:.0f} kB" in page("methods.md")
+def test_the_sizes_that_decide_the_default_are_as_measured():
+    kept: dict[str, list[int]] = {metric: [] for metric in smallest.METRICS}
+    for r in rows("paper.jsonl"):
+        for metric, sizes in kept.items():
+            if r["backbone"] == "efficientnet-lite0" and r.get("options") == smallest.options(
+                metric
+            ):
+                sizes.append(r["bytes"])
+    kb = {metric: f"{statistics.fmean(sizes) / 1e3:.0f} kB" for metric, sizes in kept.items()}
+    said = f"have {kb['loss']} on the mean, against {kb['variance']} in the metric of the variance"
+    assert said in page("methods.md")
 
 
 @pytest.mark.parametrize(
@@ -155,6 +157,12 @@ def test_the_sizes_that_decide_the_default_are_as_measured(metric):
         ("numbers.md", "11.0)", "11.1)", "test_speeds_are_as_measured"),
         ("serving.md", "97.5 %", "97.4 %", "test_how_well_a_domain_is_guessed_is_as_measured"),
         ("serving.md", "64, 166", "64, 165", "test_what_the_server_does_under_load_is_as_measured"),
+        (
+            "methods.md",
+            "226 kB",
+            "227 kB",
+            "test_the_sizes_that_decide_the_default_are_as_measured",
+        ),
         ("serving.md", "1.28 s", "1.27 s", "test_what_the_server_promises_is_as_measured"),
     ],
 )

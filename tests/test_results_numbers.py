@@ -12,8 +12,9 @@ pytest.importorskip("matplotlib")
 
 from result_rows import RA, cells_of, made_up, row, verdict_of
 
+import torch_covnorm as cn
 from benchmarks.domains import DOMAINS
-from benchmarks.paper import parameters
+from benchmarks.paper import parameters, table1
 from benchmarks.paper.page import metrics, render, smallest, stats, tables
 from benchmarks.paper.page.claims import claims
 from benchmarks.paper.page.rows import Rows, bench, cell, cut, longer, said
@@ -120,6 +121,22 @@ def test_a_pointer_finds_its_rows_in_the_file():
     }
     assert said(cut("vgg16", "loss", 8, True)) in json.dumps({**where, **way})
     assert said(cell("vgg16", "ra")) not in line
+
+
+def test_a_point_of_a_curve_that_table_1_has_is_not_run_again():
+    for method in ("covnorm", "svd-fta", "fta"):
+        assert table1.OPTIONS.get(method, {}) in parameters.curve(method)
+    assert {"rank": cn.METHODS["fta"].options["rank"]} not in parameters.curve("fta")
+
+
+def test_sizes_beside_two_domains_are_of_these_alone():
+    key = cell("vgg16", "covnorm", {"variance": 0.99})
+    rows = [row(cell("vgg16", "ra"), d, 0, 80.0, 1.0) for d in DOMAINS]
+    rows += [row(key, d, 0, 80.0, 0.2 if d in parameters.DOMAINS else 0.9) for d in DOMAINS]
+    table = tables.starts(Rows(rows))
+    found = next(r for r in table.body if r[:2] == ["t = 0.99", "closed form"])
+    assert found[-1] == "20.0 %"
+    assert table.run == (2, 12)
 
 
 def test_what_shared_bases_of_the_loss_gain_is_said_by_domain():
@@ -323,10 +340,9 @@ def test_an_interval_that_reaches_beyond_is_said_so():
 def test_equal_parameters_are_read_between_the_points_of_a_curve():
     rows = []
     for domain in parameters.DOMAINS:
-        for r in parameters.RATIOS:  # ten points more with each doubling of parameters
-            rows.append(
-                row(cell("vgg16", "fta", {"rank": r}), domain, 0, 90 + 10 * math.log2(r), r)
-            )
+        # Ten points more with each doubling of parameters.
+        for r, options in zip(parameters.RATIOS, parameters.curve("fta"), strict=True):
+            rows.append(row(cell("vgg16", "fta", options), domain, 0, 90 + 10 * math.log2(r), r))
         for i, t in enumerate(parameters.THRESHOLDS):  # three above that line, between its points
             size = 1.3 * 2.0 ** (i - 6)
             key = cell("vgg16", "covnorm", {"variance": t})

@@ -14,9 +14,9 @@ from .rows import Row, Rows, cell
 Place = tuple[str, int]
 
 
-def _points(found: Rows, method: str, name: str, values: tuple[float, ...]) -> list[dict]:
-    """The rows of every point of a curve, by domain and seed."""
-    return [found.of(cell("vgg16", method, {name: v})) for v in values]
+def _points(found: Rows, method: str) -> list[dict[Place, Row]]:
+    """The rows of every point of a method's curve, by domain and seed."""
+    return [found.of(cell("vgg16", method, options)) for options in parameters.curve(method)]
 
 
 def _whole(*curves: list[dict[Place, Row]]) -> list[Place]:
@@ -34,7 +34,7 @@ def chosen(found: Rows, within: float) -> tuple[stats.Comparison | None, float, 
     ours: dict[str, dict[int, float]] = {}
     theirs: dict[str, dict[int, float]] = {}
     sizes, picked = [], []
-    curve = _points(found, "covnorm", "variance", parameters.THRESHOLDS)
+    curve = _points(found, "covnorm")
     ra = found.of(cell("vgg16", "ra"))
     for domain, seed in _whole(curve, [ra]):
         whole, points = ra[domain, seed], [point[domain, seed] for point in curve]
@@ -55,9 +55,8 @@ def against(found: Rows, other: str) -> tuple[stats.Comparison | None, int]:
     The other's accuracy is taken straight between its points, in the logarithm of parameters.
     Returns the comparison and how many of CovNorm's points are in the other's range.
     """
-    name = "ratio" if other == "pca-fta" else "rank"
-    ours = _points(found, "covnorm", "variance", parameters.THRESHOLDS)
-    theirs = _points(found, other, name, parameters.RATIOS)
+    ours = _points(found, "covnorm")
+    theirs = _points(found, other)
     gains: dict[str, dict[int, float]] = {}
     used = 0
     for place in _whole(ours, theirs):
