@@ -312,6 +312,8 @@ def test_svgs_are_lean():
 )
 def test_long_names_are_shortened_by_the_room_they_take(text, short):
     assert shortened(text, 17) == short
+    svg = accuracies([(text, (50.0, 60.0, 61.0, 62.0))], "about", "key")
+    assert f">{short}</text>" in svg
 
 
 def test_numbers_are_written_as_people_read_them():
