@@ -18,9 +18,9 @@ from result_rows import cells_of, full, made_up, row
 
 import torch_covnorm as cn
 from benchmarks.paper import metric, rates, table1, table2
-from benchmarks.paper.bench import PIXELS
+from benchmarks.paper.bench import PIXELS, RATES
 from benchmarks.paper.page import DOCS, metrics, render, training
-from benchmarks.paper.page.rows import Rows, bench, cut, start
+from benchmarks.paper.page.rows import Rows, bench, cell, cut, start
 from torch_covnorm.backbones import preprocessing_of
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "paper.jsonl"
@@ -138,8 +138,8 @@ def test_no_table_is_without_its_rows():
 
 def test_the_rates_that_are_used_are_among_those_that_are_tried():
     for backbone in ("vgg16", "efficientnet-lite0"):
-        for method in (*table1.SEVERAL, *table1.ONE):
-            assert bench(backbone).rate(method) in bench(backbone).rates(method)
+        for kind in (*table1.SEVERAL, *table1.ONE, *rates.STARTS):
+            assert bench(backbone).rate(kind) in bench(backbone).rates(kind)
         assert bench(backbone).rate("covnorm-joint") == bench(backbone).rate("covnorm")
     assert all(bench("resnet26").rate(m) == bench("vgg16").rate(m) for m in table2.METHODS)
 
@@ -175,6 +175,20 @@ def test_the_rate_of_a_cut_is_searched_over_its_shares():
         "0.003: –",
         "–",
     ]
+
+
+def test_another_start_of_m_has_a_rate_of_its_own(monkeypatch):
+    options = {"variance": 0.99, "M": "random"}
+    monkeypatch.setitem(RATES["vgg16"], "covnorm-random", 1e-2)
+    assert cell("vgg16", "covnorm", options)["lr"] == 1e-2
+    assert cell("vgg16", "covnorm", {"variance": 0.99})["lr"] == RATES["vgg16"]["covnorm"]
+    rows = []
+    for lr, value in zip(bench("vgg16").rates("covnorm-random"), (50.0, 40.0, 60.0), strict=True):
+        for domain in rates.SEARCH:
+            key = cell("vgg16", "covnorm", options, lr=lr)
+            rows.append({**row(key, domain, 0, 50.0, 1), "validation": value})
+    line = cells_of(training.tried(Rows(rows), "vgg16").markdown(), "CovNorm from a random M")
+    assert [part.split(": ")[-1] for part in line[1:]] == ["50.0", "40.0", "60.0", "0.01", "0.01"]
 
 
 def test_no_table_is_made_at_a_rate_that_the_search_did_not_choose():

@@ -44,7 +44,13 @@ RATES: Mapping[str, Mapping[str, float]] = {
 }
 LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta"}  # who takes whose rate
 GENTLE = ("fnft", "piggyback")  # weights that were trained already: lower rates are tried
-EAGER = ("bn", "pca-fta")  # norms alone, and C·W without M, far from A: higher ones
+# Norms alone, and C·W without the M that makes it A: higher ones.
+EAGER = ("bn", "pca-fta", "covnorm-identity", "covnorm-random")
+
+
+def kind(method: str, options: Mapping[str, Any]) -> str:
+    """What has a rate of its own: a method, or CovNorm by what else M starts as."""
+    return f"{method}-{options['M']}" if "M" in options else method
 
 
 class Bench:
@@ -99,16 +105,16 @@ class Bench:
             }
         return self._parts[domain]
 
-    def rate(self, method: str) -> float:
-        """The learning rate of a method, as the search chose it."""
+    def rate(self, kind: str) -> float:
+        """The learning rate of a kind, as the search chose it."""
         chosen = RATES.get(self.backbone, RATES["vgg16"])
-        return chosen.get(LIKE.get(method, method), 3e-4 if method in GENTLE else 1e-3)
+        return chosen.get(LIKE.get(kind, kind), 3e-4 if kind in GENTLE else 1e-3)
 
-    def rates(self, method: str) -> tuple[float, ...]:
+    def rates(self, kind: str) -> tuple[float, ...]:
         """Those that are tried."""
-        if method in GENTLE:
+        if kind in GENTLE:
             return (1e-4, 3e-4, 1e-3)
-        return (1e-3, 3e-3, 1e-2) if method in EAGER else (3e-4, 1e-3, 3e-3)
+        return (1e-3, 3e-3, 1e-2) if kind in EAGER else (3e-4, 1e-3, 3e-3)
 
     # ── cells ────────────────────────────────────────────────────────────────────────────────
 
@@ -142,7 +148,7 @@ class Bench:
         **options: Any,
     ) -> dict[str, Any]:
         """The row of a cell, measured now if it is not there (or `again`)."""
-        lr = self.rate(method) if lr is None else lr
+        lr = self.rate(kind(method, options)) if lr is None else lr
         key = self.key(method, domain, seed, lr, epochs, options)
         found = self.lines.find(**key)
         if found is not None and not again:

@@ -36,7 +36,7 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
     methods = (*table1.SEVERAL, *table1.ONE)
 
     def rates_() -> None:
-        rates.run(vgg, methods)
+        rates.run(vgg, (*methods, *rates.STARTS))
         rates.run(lite, ("ra", "covnorm"))
         for bench in (vgg, lite):
             metric.search(bench, rates.places(bench))
@@ -46,6 +46,11 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
             rates.check(vgg, methods)
         table1.run(vgg, vgg.domains, SEEDS, table1.SEVERAL)
         table1.run(vgg, vgg.domains, SEEDS[:1], table1.ONE)
+
+    def parameters_() -> None:
+        if folder is None:
+            rates.check(vgg, rates.STARTS)
+        parameters.run(vgg, two(vgg), SEEDS[:1])
 
     def trained() -> None:
         for domain in vgg.domains:  # a third more epochs: is RA trained well enough?
@@ -69,7 +74,7 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
         "table1": table1_,
         "trained": trained,
         "dimensions": lambda: dimensions.run(vgg, vgg.domains, SEEDS[:1]),
-        "parameters": lambda: parameters.run(vgg, two(vgg), SEEDS[:1]),
+        "parameters": parameters_,
         "metric": metric_,
         "smallest": lambda: smallest.run(lite, lite.domains, SEEDS),  # the command's own backbone
         "joint": lambda: joint.run(lite, lite.domains, JOINT),

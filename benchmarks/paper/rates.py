@@ -1,6 +1,7 @@
-"""The learning rate of every method: the best of three on validation, two domains, one seed.
+"""The learning rate of every kind: the best of three on validation, two domains, one seed.
 
-The same search for all of them; the choice is written down in `bench.RATES`.
+A kind is a method, or CovNorm by what else M starts as. The same search for all of them; the choice
+is written down in `bench.RATES`.
 """
 
 from __future__ import annotations
@@ -11,29 +12,38 @@ from typing import Any
 
 import torch_covnorm as cn
 
-from . import table1
+from . import parameters, table1
 from .bench import EPOCHS, Bench
 
 SEARCH = ("objects", "sketches")
+STARTS = {f"covnorm-{M}": M for M in parameters.STARTS if M != "closed-form"}
 
 
-def run(bench: Bench, methods: Iterable[str]) -> None:
-    """Every method at every rate."""
-    for method in filter(searched, methods):
-        for lr in bench.rates(method):
+def run(bench: Bench, kinds: Iterable[str]) -> None:
+    """Every kind at every rate."""
+    for kind in filter(searched, kinds):
+        for lr in bench.rates(kind):
             for domain in places(bench):
-                bench.cell(method, domain, 0, lr=lr, **settings(method))
+                tried(bench, kind, domain, lr)
 
 
-def searched(method: str) -> bool:
+def searched(kind: str) -> bool:
     """Those of joint mode take the rate of their like alone, and SVD is not tuned."""
-    return not cn.METHODS[method].joint and method != "svd"
+    return kind in STARTS or (not cn.METHODS[kind].joint and kind != "svd")
 
 
-def settings(method: str) -> dict[str, Any]:
-    """Of the cells of the search: options, and RA as the A that others start from."""
-    epochs = {"epochs": EPOCHS} if method == "ra" else {}
-    return {**epochs, **table1.OPTIONS.get(method, {})}
+def tried(bench: Bench, kind: str, domain: str, lr: float) -> dict[str, Any]:
+    """A row of the search; of RA it is the A that others start from."""
+    method, options = plain(kind)
+    epochs = EPOCHS if method == "ra" else None
+    return bench.cell(method, domain, 0, lr=lr, epochs=epochs, **options)
+
+
+def plain(kind: str) -> tuple[str, dict[str, Any]]:
+    """The method of a kind, and its options in the search."""
+    if kind in STARTS:
+        return "covnorm", {**table1.OPTIONS["covnorm"], "M": STARTS[kind]}
+    return kind, table1.OPTIONS.get(kind, {})
 
 
 def places(bench: Bench) -> tuple[str, ...]:
@@ -41,16 +51,16 @@ def places(bench: Bench) -> tuple[str, ...]:
     return SEARCH if bench.folder is None else bench.domains[:1]
 
 
-def check(bench: Bench, methods: Iterable[str]) -> None:
+def check(bench: Bench, kinds: Iterable[str]) -> None:
     """Refuse to go on with a rate that the search did not choose."""
-    for method in filter(searched, methods):
-        tried: dict[float, float] = {}
-        for lr in bench.rates(method):
-            rows = [bench.cell(method, d, 0, lr=lr, **settings(method)) for d in places(bench)]
-            tried[lr] = statistics.mean(row["validation"] for row in rows)
-        best = max(tried, key=lambda lr: tried[lr])
-        if tried.get(bench.rate(method), 0) < tried[best]:
+    for kind in filter(searched, kinds):
+        means: dict[float, float] = {}
+        for lr in bench.rates(kind):
+            rows = [tried(bench, kind, domain, lr) for domain in places(bench)]
+            means[lr] = statistics.mean(row["validation"] for row in rows)
+        best = max(means, key=lambda lr: means[lr])
+        if means.get(bench.rate(kind), 0) < means[best]:
             raise SystemExit(
-                f"{method} on {bench.backbone}: {best:g} validates best ({tried}), "
-                f"and bench.RATES says {bench.rate(method):g}: write it there, and go on"
+                f"{kind} on {bench.backbone}: {best:g} validates best ({means}), "
+                f"and bench.RATES says {bench.rate(kind):g}: write it there, and go on"
             )

@@ -11,7 +11,7 @@ from typing import Any
 import torch_covnorm as cn
 
 from ...domains import DOMAINS
-from ..bench import EPOCHS, LONGER, WHOLE, Bench
+from ..bench import EPOCHS, LONGER, WHOLE, Bench, kind
 
 # All that tells one experiment from another; a key that a row lacks counts as None.
 FIELDS = (
@@ -32,6 +32,8 @@ NAMES = {
     "pca-fta": "PCA+FTA",
     "piggyback": "Piggyback",
     "covnorm": "CovNorm",
+    "covnorm-identity": "CovNorm from the identity as M",
+    "covnorm-random": "CovNorm from a random M",
     "joint-svd": "joint SVD",
     "covnorm-joint": "joint CovNorm",
 }
@@ -109,7 +111,7 @@ def cell(
     """The key of `Bench.cell`, or of `Bench.together` for a method that `domains` share."""
     of = bench(backbone)
     options = {**(options or {}), **({"sharing": domains} if cn.METHODS[method].joint else {})}
-    key = {"backbone": backbone, "method": method, "lr": lr or of.rate(method)}
+    key = {"backbone": backbone, "method": method, "lr": lr or of.rate(kind(method, options))}
     return {**key, "epochs": epochs or WHOLE, "options": options}
 
 

@@ -16,10 +16,6 @@ from .verdicts import OPEN, Claim
 
 # Why we think that it came out so: remarks by hand, without numbers, by a claim's key.
 COMMENTS: dict[str, str] = {
-    "closed-form-0.9": (
-        "All are tuned at the rate that was found for the closed form; another start may want a "
-        "higher one, which was not searched."
-    ),
     "joint": (
         "At one threshold the bases of domains that differ so much need more directions than each "
         "domain alone, and M has the product of the two ranks; more domains share the bases, but "
@@ -104,7 +100,8 @@ def set_up() -> list[Block]:
 
 
 def _names(methods: Iterable[str]) -> str:
-    return " and ".join(NAMES[m] for m in methods)
+    *most, last = (NAMES[m] for m in methods)
+    return f"{', '.join(most)} and {last}"
 
 
 def _chance() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from .. import metric, rates, table1
+from .. import metric, rates
 from . import stats
 from .blocks import Table
 from .metrics import WORDS
@@ -75,7 +75,7 @@ def tried(found: Rows, backbone: str) -> Table:
 
 def _searched() -> dict[str, str]:
     """{name: what `Bench.rate` knows it by} of all that has a search of its own."""
-    methods = {NAMES[m]: m for m in METHODS if rates.searched(m)}
+    methods = {NAMES[m]: m for m in (*METHODS, *rates.STARTS) if rates.searched(m)}
     return methods | {f"cut: {WORDS[way]}": f"cut-{way}" for way in metric.TUNED}
 
 
@@ -85,7 +85,8 @@ def _keys(backbone: str, asked: str, lr: float) -> list[dict[str, Any]]:
     if asked.startswith("cut-"):
         way = asked.removeprefix("cut-")
         return [cut(backbone, way, share, True, lr) for share in metric.SHARES]
-    return [cell(backbone, asked, table1.OPTIONS.get(asked, {}), lr=lr)]
+    method, options = rates.plain(asked)
+    return [cell(backbone, method, options, lr=lr)]
 
 
 def _searched_mean(found: Rows, keys: list[dict[str, Any]]) -> float | None:

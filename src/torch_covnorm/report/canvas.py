@@ -56,7 +56,7 @@ class house_style:
 def one_pair(
     width: float, height: float, left: float, right: float, top: float, bottom: float
 ) -> tuple[Figure, Axes]:
-    """A figure of that many pixels with one frameless pair of axes; no clipping, no tick marks."""
+    """A figure of that many pixels with one frameless pair of axes, without tick marks."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
@@ -106,9 +106,6 @@ def from_one(n: int) -> list[int]:
 
 def as_svg(figure: Figure, about: str, key: str, names: Sequence[str] = ()) -> str:
     """The figure as text, with a name at the left of every row."""
-    for axes in figure.axes:
-        for artist in axes.get_children():
-            artist.set_clip_on(False)
     stream = io.BytesIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
