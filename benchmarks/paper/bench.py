@@ -43,14 +43,22 @@ RATES: Mapping[str, Mapping[str, float]] = {
     "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
 }
 LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta"}  # who takes whose rate
-GENTLE = ("fnft", "piggyback")  # weights that were trained already: lower rates are tried
-# Norms alone, and C·W without the M that makes it A: higher ones.
-EAGER = ("bn", "pca-fta", "covnorm-identity", "covnorm-random")
+GENTLE = ("fnft", "dan", "piggyback")  # they turn weights that were trained: lower rates are tried
+# C·W without the M that makes it A: higher ones; norms alone: higher still.
+EAGER = ("pca-fta", "covnorm-identity", "covnorm-random")
+GRIDS = {
+    **dict.fromkeys(GENTLE, (1e-4, 3e-4, 1e-3)),
+    **dict.fromkeys(EAGER, (1e-3, 3e-3, 1e-2)),
+    "bn": (3e-3, 1e-2, 3e-2),
+}
+USUAL = (3e-4, 1e-3, 3e-3)
 
 
 def kind(method: str, options: Mapping[str, Any]) -> str:
-    """What has a rate of its own: a method, or CovNorm by what else M starts as."""
-    return f"{method}-{options['M']}" if "M" in options else method
+    """What has a rate of its own: a method, by what M starts as, and at small sizes."""
+    name = f"{method}-{options['M']}" if "M" in options else method
+    small = options.get("variance", 1) <= 0.95 or options.get("rank", 1) <= 1 / 16
+    return f"{name}-small" if small else name
 
 
 class Bench:
@@ -106,15 +114,13 @@ class Bench:
         return self._parts[domain]
 
     def rate(self, kind: str) -> float:
-        """The learning rate of a kind, as the search chose it."""
-        chosen = RATES.get(self.backbone, RATES["vgg16"])
-        return chosen.get(LIKE.get(kind, kind), 3e-4 if kind in GENTLE else 1e-3)
+        """The learning rate of a kind: the middle one of three, or as the search chose it."""
+        kind = LIKE.get(kind, kind)
+        return RATES.get(self.backbone, RATES["vgg16"]).get(kind, self.rates(kind)[1])
 
     def rates(self, kind: str) -> tuple[float, ...]:
         """Those that are tried."""
-        if kind in GENTLE:
-            return (1e-4, 3e-4, 1e-3)
-        return (1e-3, 3e-3, 1e-2) if kind in EAGER else (3e-4, 1e-3, 3e-3)
+        return GRIDS.get(kind.removesuffix("-small"), USUAL)
 
     # ── cells ────────────────────────────────────────────────────────────────────────────────
 

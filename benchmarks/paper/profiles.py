@@ -36,7 +36,7 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
     methods = (*table1.SEVERAL, *table1.ONE)
 
     def rates_() -> None:
-        rates.run(vgg, (*methods, *rates.STARTS))
+        rates.run(vgg, (*methods, *rates.OTHERS))
         rates.run(lite, ("ra", "covnorm"))
         for bench in (vgg, lite):
             metric.search(bench, rates.places(bench))
@@ -49,7 +49,7 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
 
     def parameters_() -> None:
         if folder is None:
-            rates.check(vgg, rates.STARTS)
+            rates.check(vgg, rates.OTHERS)
         parameters.run(vgg, two(vgg), SEEDS[:1])
 
     def trained() -> None:

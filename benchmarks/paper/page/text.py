@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import torch_covnorm as cn
+
 from ... import domains
 from ...fetch import PACKAGES
 from .. import rates, table1
-from ..bench import BATCH, EAGER, EPOCHS, GENTLE, PIXELS, TUNING, WHOLE
+from ..bench import BATCH, EPOCHS, GRIDS, PIXELS, TUNING, USUAL, WHOLE
 from ..profiles import SEEDS
 from .blocks import Block, Heading, Items, Table, Text
 from .rows import NAMES, Rows
@@ -85,9 +87,12 @@ def set_up() -> list[Block]:
                 "what it started from is undone.",
                 "**Equal tuning**: every method has the same search, the best of three learning "
                 f"rates on the validation images of {' and '.join(rates.SEARCH)}, one seed; lower "
-                f"rates for {_names(GENTLE)}, higher ones for {_names(EAGER)}. Joint methods take "
-                "the rate of their like alone, ResNet-26 those of VGG16. Test images choose no "
-                "setting.",
+                f"rates for {_those(k for k in GRIDS if GRIDS[k] < USUAL)}, higher ones for "
+                f"{_those(k for k in GRIDS if GRIDS[k] > USUAL)}. Curves have a second search for "
+                "their small sizes. Joint methods take the rate of their like alone, ResNet-26 "
+                "those of VGG16. Heads train at the rate of the rest, but with FNFT and Piggyback, "
+                f"whose rates are low, at {cn.METHODS['fnft'].training['head_lr']:g}. Test images "
+                "choose no setting.",
                 f"**Seeds**: {len(SEEDS)} for {several}, one for the rest. A seed sets head, "
                 "adapters and the order of the images; the split stays.",
                 "**Intervals** are by Student's t over the domains, seeds averaged first: they "
@@ -99,8 +104,8 @@ def set_up() -> list[Block]:
     ]
 
 
-def _names(methods: Iterable[str]) -> str:
-    *most, last = (NAMES[m] for m in methods)
+def _those(kinds: Iterable[str]) -> str:
+    *most, last = (NAMES[k] for k in kinds)
     return f"{', '.join(most)} and {last}"
 
 

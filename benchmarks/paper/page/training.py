@@ -67,7 +67,8 @@ def tried(found: Rows, backbone: str) -> Table:
     caption = (
         f"Learning rates on {backbone}: mean validation accuracy in percent on {where}, seed 0, "
         "and the rate of all other results. Methods that start from a trained A are tuned at it; "
-        "RA is that A. Cuts: means over the shares."
+        "RA is that A. Small: at t = 0.9 or d/32, for t up to 0.95 and ranks up to d/16. Cuts: "
+        "means over the shares."
     )
     head = ["method", "lowest rate", "middle", "highest", "best", "used"]
     return Table(caption, head, body, backbone, [said(k) for k in keys if found.of(k)])
@@ -75,8 +76,9 @@ def tried(found: Rows, backbone: str) -> Table:
 
 def _searched() -> dict[str, str]:
     """{name: what `Bench.rate` knows it by} of all that has a search of its own."""
-    methods = {NAMES[m]: m for m in (*METHODS, *rates.STARTS) if rates.searched(m)}
-    return methods | {f"cut: {WORDS[way]}": f"cut-{way}" for way in metric.TUNED}
+    kinds = [k for k in (*METHODS, *rates.OTHERS) if rates.searched(k)]
+    names = {NAMES[k.removesuffix("-small")] + ", small" * k.endswith("-small"): k for k in kinds}
+    return names | {f"cut: {WORDS[way]}": f"cut-{way}" for way in metric.TUNED}
 
 
 def _keys(backbone: str, asked: str, lr: float) -> list[dict[str, Any]]:
