@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from torch_covnorm.version import __version__
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -73,7 +75,14 @@ class Lines:
 
     def add(self, row: dict[str, Any]) -> dict[str, Any]:
         """Append a row, with the machine and the versions that made it."""
-        row = {**row, "threads": torch.get_num_threads(), "torch": torch.__version__}
+        row = {
+            **row,
+            "machine": platform.machine(),
+            "threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "torch_covnorm": __version__,
+        }
         self.rows.append(row)
         self.file.parent.mkdir(exist_ok=True)
         with self.file.open("a") as stream:

@@ -11,6 +11,8 @@ from PIL import Image
 from small_archives import MAKERS, PACKS, idx, noise, picture, place, place_small, tgz
 
 from benchmarks import domains, fetch, readers, vgg16_weights
+from benchmarks.ledger import Lines
+from benchmarks.paper.bench import Bench
 from torch_covnorm import CovNormError
 
 PARTS = ("train", "val", "test")
@@ -257,6 +259,15 @@ def test_image_folders_take_the_place_of_the_domains(tmp_path, monkeypatch, caps
     told = capsys.readouterr().out
     assert "Flowers: 1 images are in two parts" in told
     assert "Flowers: ignored: files beside the class folders (1)" in told
+
+
+def test_the_source_of_a_pre_training_is_ours_with_a_folder_too(tmp_path, monkeypatch):
+    place_small(monkeypatch, "objects")
+    write(tmp_path / "Flowers", {"daisy": 20, "rose": 20})
+    bench = Bench("resnet26", Lines("nothing"), tmp_path)
+    assert bench.domains == ("Flowers",)
+    assert bench.data("Flowers").classes == ("daisy", "rose")
+    assert torch.equal(bench.data("objects").x_test, domains.load("objects").x_test)
 
 
 def test_a_folder_that_lacks_something_is_refused(tmp_path):

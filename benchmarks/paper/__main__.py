@@ -37,9 +37,13 @@ def main() -> None:
         bench = profiles.quick(lines, args.data)
         print(table1(lines.rows, profiles.two(bench)))
     else:
+        from ..domains import names
+        from .page.tables import table1
+
         lines = Lines("paper" if args.data is None else "originals")
         for piece in profiles.PIECES if args.what == "full" else (args.what,):
             profiles.piece(piece, lines, args.data)
+        print(table1(lines.rows, names(args.data)))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ RATES: Mapping[str, Mapping[str, float]] = {
     },
     "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
 }
-LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta"}  # who takes whose rate
+LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta", "lwf": "fnft"}  # who takes whose rate
 GENTLE = ("fnft", "dan", "piggyback")  # they turn weights that were trained: lower rates are tried
 # C·W without the M that makes it A: higher ones; norms alone: higher still.
 EAGER = ("pca-fta", "covnorm-identity", "covnorm-random")
@@ -83,9 +83,10 @@ class Bench:
         return self._net
 
     def data(self, domain: str) -> domains.Split:
-        """The images and labels of a domain."""
+        """The images and labels of a domain: of the folder, or one of ours."""
         if domain not in self._data:
-            self._data[domain] = domains.load(domain, self.folder)
+            folder = self.folder if domain in self.domains else None
+            self._data[domain] = domains.load(domain, folder)
         return self._data[domain]
 
     def images(self, domain: str) -> str:
@@ -102,8 +103,9 @@ class Bench:
             size = PIXELS[self.backbone]
 
             def part(x: torch.Tensor, y: torch.Tensor, shuffle: bool = False) -> Batches:
-                sized = prepare(x, size, 0.0, 1 / 255).round().to(torch.uint8)
-                return Batches(sized, y, how, BATCH if shuffle else 100, shuffle)
+                sized = (prepare(few, size, 0.0, 1 / 255).round() for few in x.split(1000))
+                small = torch.cat([few.to(torch.uint8) for few in sized])
+                return Batches(small, y, how, BATCH if shuffle else 100, shuffle)
 
             self._parts[domain] = {
                 "train": part(data.x_train, data.y_train, shuffle=True),

@@ -36,13 +36,15 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
     methods = (*table1.SEVERAL, *table1.ONE)
 
     def rates_() -> None:
+        if folder is not None:
+            return  # the originals take the rates that were chosen here
         rates.run(vgg, (*methods, *rates.OTHERS))
         rates.run(lite, ("ra", "covnorm"))
         for bench in (vgg, lite):
             metric.search(bench, rates.places(bench))
 
     def table1_() -> None:
-        if folder is None:  # the originals take the rates that were chosen here
+        if folder is None:
             rates.check(vgg, methods)
         table1.run(vgg, vgg.domains, SEEDS, table1.SEVERAL)
         table1.run(vgg, vgg.domains, SEEDS[:1], table1.ONE)
@@ -61,6 +63,11 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
             for bench in (lite, vgg):
                 metric.run(bench, bench.domains, [seed])
 
+    def smallest_() -> None:  # on the command's own backbone
+        if folder is None:
+            rates.check(lite, ("ra", "covnorm"))
+        smallest.run(lite, lite.domains, SEEDS)
+
     def table2_() -> None:
         small = Bench("resnet26", lines, folder)
         table2.run(small, small.domains, SEEDS[:1], table2.METHODS)
@@ -76,7 +83,7 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
         "dimensions": lambda: dimensions.run(vgg, vgg.domains, SEEDS[:1]),
         "parameters": parameters_,
         "metric": metric_,
-        "smallest": lambda: smallest.run(lite, lite.domains, SEEDS),  # the command's own backbone
+        "smallest": smallest_,
         "joint": lambda: joint.run(lite, lite.domains, JOINT),
         "table2": table2_,
         "again": again_,

@@ -15,10 +15,3 @@ TABLE1: dict[str, tuple[tuple[float, ...], float, float]] = {
     "joint-svd": ((88.98, 71.7, 96.37, 83.63, 96.0, 56.58, 78.26), 81.65, 5),
     "covnorm-joint": ((88.99, 73.0, 96.69, 84.77, 96.22, 58.2, 79.22), 82.44, 0.51),
 }
-# {method: (score, size of the network)} of the Visual Decathlon
-TABLE2 = {
-    "ra": (2621, 2.0),
-    "dan": (2851, 2.17),
-    "piggyback": (2838, 1.28),
-    "covnorm": (3713, 1.25),
-}

@@ -17,8 +17,8 @@ from .bench import Bench
 from .pretraining import DOMAIN
 
 BASELINE = "fnft"
-METHODS = ("fnft", "bn", "ra", "parallel", "dan", "piggyback", "svd-fta", "covnorm")
-OPTIONS: dict[str, dict[str, Any]] = {"covnorm": {"variance": 0.99}}
+METHODS = ("fnft", "bn", "lwf", "ra", "parallel", "dan", "piggyback", "svd-fta", "covnorm")
+OPTIONS: dict[str, dict[str, Any]] = {"covnorm": {"variance": 0.99}, "lwf": {"warm_up": 0}}
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int], methods: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...ledger import Lines
-from . import charts, drawing, metrics, smallest, tables, text, training
+from . import charts, drawing, metrics, reproduced, smallest, tables, text, training
 from .blocks import Block, Figure, Heading, Text
 from .claims import claims
 from .rows import Row, Rows
@@ -43,6 +43,8 @@ def write() -> None:
 def _blocks(found: Rows) -> list[Block]:
     blocks: list[Block | None] = [
         *text.opening(found),
+        Heading("What the paper says, and what came out here"),
+        reproduced.table(found),
         *text.verdicts(claims(found)),
         *text.set_up(),
         Heading("Table 1: every method on every domain"),
@@ -54,6 +56,7 @@ def _blocks(found: Rows) -> list[Block]:
         Heading("What M starts as"),
         tables.starts(found),
         Heading("Variance or loss: ranks in one budget"),
+        Text(text.LOSS),
     ]
     for backbone in metrics.backbones(found):
         blocks += [

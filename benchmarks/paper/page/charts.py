@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch_covnorm.report.wording import plural
 
 from .. import metric, parameters
+from ..bench import EPOCHS, TUNING
 from ..dimensions import THRESHOLDS
 from ..published import TABLE1
 from . import figures, metrics, spectra, stats
@@ -51,15 +52,15 @@ def by_parameters(found: Rows) -> Figure | None:
         lines: dict[str, list[figures.Point]] = {}
         for method, options in parameters.cells():
             key = cell("vgg16", method, options)
-            rows = [row for (d, _), row in found.of(key).items() if d == domain]
+            rows = [row for (d, _), row in sorted(found.of(key).items()) if d == domain]
             if rows and method not in parameters.BOUNDS and "M" not in options and whole:
-                x = 100 * sum(r["parameters"] for r in rows) / len(rows) / whole
+                x = 100 * rows[0]["parameters"] / whole
                 lines.setdefault(method, []).append((x, [r["accuracy"] for r in rows]))
         bounds = {}
         for method in parameters.BOUNDS:
-            values = found.values(cell("vgg16", method)).get(domain, {}).values()
+            values = found.values(cell("vgg16", method)).get(domain, {})
             if values:
-                bounds[method] = sum(values) / len(values)
+                bounds[method] = values[min(values)]
         if lines:
             for points in lines.values():
                 points.sort(key=lambda point: point[0])
@@ -73,7 +74,8 @@ def by_parameters(found: Rows) -> Figure | None:
             )
     caption = (
         "Accuracy against adapter parameters, VGG16: CovNorm over its threshold t, the others over "
-        "their ranks, every point tuned. Bars span the seeds where there are several."
+        "their ranks, every point tuned. Lines are of seed 0; bars span the seeds where there are "
+        "several."
     )
     return Figure(caption, panels) if panels else None
 
@@ -103,7 +105,8 @@ def by_metric(found: Rows, backbone: str) -> Figure | None:
     svg = figures.metrics(title, ordered, mean, SHORT, about, f"c-{backbone}")
     caption = (
         f"A cut to a share of its parameters on {backbone}: mean over the domains, bars are the "
-        "standard error over seeds. Ways stand side by side within a share."
+        "standard error over seeds; without one, of seed 0 alone. Ways stand side by side within a "
+        f"share. A: not cut, after {EPOCHS} epochs; what is tuned has {TUNING} more."
     )
     return Figure(caption, {f"metric-{backbone}": svg})
 

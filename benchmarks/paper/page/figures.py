@@ -29,7 +29,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "svd-scaled": {"color": SOFT, "marker": "X"},
 }
 BOUNDS = {"ra": "-", "fnft": DASHED, "bn": DOTTED}
-Point = tuple[float, Sequence[float]]  # x, and a y of every seed
+Point = tuple[float, Sequence[float]]  # x, and a y of every seed; the line is of the first
 
 
 def means(rows: Sequence[tuple[str, Sequence[float], float | None]], about: str, key: str) -> str:
@@ -61,7 +61,7 @@ def parameters(
         figure, axes = one_pair(WIDTH, 372, left=56, right=50, top=86, bottom=48)
         values = list(bounds.values())
         for name, points in lines.items():
-            x, y = [p for p, _ in points], [statistics.fmean(v) for _, v in points]
+            x, y = [p for p, _ in points], [v[0] for _, v in points]
             values += [v for _, many in points for v in many]
             axes.plot(x, y, color=LOOKS[name]["color"], lw=1.6)
             axes.plot(x, y, LOOKS[name]["marker"], color=LOOKS[name]["color"], ms=5.4)
@@ -111,7 +111,7 @@ def metrics(
         limits(axes, values)
         if ra is not None:
             axes.axhline(ra, color=INK, lw=1, zorder=1)
-            axes.text(1.02, ra, "RA", transform=axes.get_yaxis_transform(), va="center")
+            axes.text(1.02, ra, "A", transform=axes.get_yaxis_transform(), va="center")
         axes.set_ylabel("mean test accuracy, %")
         entries = [
             (names.get(w, w), LOOKS.get(w, {"color": SOFT, "marker": "o"}), "-") for w in ways
@@ -152,12 +152,15 @@ def explained(curves: Mapping[str, np.ndarray], title: str, about: str, key: str
         figure, axes = one_pair(300, 264, left=56, right=14, top=58, bottom=48)
         for name, (color, style) in looks.items():
             values = 100 * curves[name]
-            x = np.linspace(0, 100, len(values) + 1)
-            axes.plot(x, [0, *values], color=color, lw=1.8, ls=style)
-        axes.set_xlim(0, 100)
+            x = 100 * np.arange(1, len(values) + 1) / len(values)
+            axes.plot(x, values, color=color, lw=1.8, ls=style)
+        axes.set_xscale("log")
+        axes.set_xlim(100 / max(len(v) for v in curves.values()), 100)
         axes.set_ylim(0, 103)
         axes.set_yticks([0, 25, 50, 75, 100])
-        axes.set_xticks([0, 25, 50, 75, 100])
+        ticks = [2, 5, 10, 20, 50, 100]
+        axes.set_xticks(ticks, [str(t) for t in ticks])
+        axes.set_xticks([], minor=True)
         axes.grid(axis="y", color=LINE, lw=0.8)
         axes.set_xlabel("directions, %")
         axes.set_ylabel("variance explained, %")

@@ -23,6 +23,7 @@ Row = Mapping[str, Any]
 NAMES = {
     "fnft": "FNFT",
     "bn": "BN",
+    "lwf": "LwF",
     "ra": "RA",
     "parallel": "parallel RA",
     "dan": "DAN",

@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from typing import Any
 
+from ..bench import EPOCHS
 from ..profiles import SEEDS
 from ..smallest import METRICS, options
 from . import stats
@@ -21,13 +22,17 @@ def table(found: Rows, backbone: str = "efficientnet-lite0") -> Table:
     there = set.intersection(*(set(found.of(k)) for k in (ra, *keys.values())))
     domains = sorted({d for d, _ in there}, key=found.domains.index)
     whole, body = found.mean(ra, "parameters"), []
-    for name, key in (("RA, float32", ra), *((f"metric of the {m}", k) for m, k in keys.items())):
+    for name, key in (
+        (f"RA after {EPOCHS} epochs, float32", ra),
+        *((f"metric of the {m}", k) for m, k in keys.items()),
+    ):
         rows = [row for place, row in found.of(key).items() if place in there]
         size = f"{statistics.fmean(r['bytes'] for r in rows) / 1e3:.0f} kB" if rows else NONE
         parts = statistics.fmean(r["parameters"] for r in rows) if rows else None
         kinds = Counter(r["dtype"] for r in rows if r.get("dtype"))
         precisions = ", ".join(f"{k} {n}" for k, n in sorted(kinds.items())) or NONE
-        cells = [spread(stats.over_seeds(found.values(key, f), domains))
+        both = Rows(rows, domains)  # the places that all have
+        cells = [spread(stats.over_seeds(both.values(key, f), domains))
                  for f in ("validation", "accuracy")]  # fmt: skip
         body.append([name, size, share(parts, whole), precisions, *cells])
     caption = (

@@ -21,6 +21,12 @@ def curves(found: Rows, site: str) -> Mapping[str, np.ndarray]:
     return {k: np.mean([r["explained"][site][k] for r in rows], axis=0) for k in ("x", "y", "A")}
 
 
+def needed(found: Rows, site: str, t: float = 0.99) -> Mapping[str, float]:
+    """The share of its directions that x, y and A take for a share t of the variance."""
+    of = curves(found, site)
+    return {k: (1 + int(np.argmax(curve >= t))) / len(curve) for k, curve in of.items()}
+
+
 def sites(found: Rows) -> Sequence[str]:
     """Of the network, in its order; none before anything was measured."""
     rows = measured(found)

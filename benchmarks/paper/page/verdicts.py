@@ -10,6 +10,7 @@ WITHIN = 0.5  # points that count as none
 WIDE = 5.0  # points that are a wide margin: said before any of its cells was run
 HOLDS, ON_THE_MEAN = "Holds", "Holds on the mean alone"
 MISSED, FAILS = "Missed on the mean, not refuted", "Does not hold"
+TOO_LARGE = "Does not hold: too many parameters"
 OPEN = "Not run yet"
 
 
@@ -34,4 +35,4 @@ def judged(at_least: float, pair: stats.Comparison, wanted: int) -> str:
 
 def unless(too_large: bool, verdict: str) -> str:
     """A verdict, which too many parameters turn."""
-    return FAILS if too_large and verdict != OPEN else verdict
+    return TOO_LARGE if too_large and verdict != OPEN else verdict
