@@ -37,7 +37,7 @@ LONGER = 12  # epochs that RA must not need
 # ResNet-26 takes those of VGG16.
 RATES: Mapping[str, Mapping[str, float]] = {
     "vgg16": {
-        **{"fnft": 1e-3, "bn": 1e-2, "ra": 1e-3, "pca-fta": 3e-3, "covnorm": 3e-4},
+        **{"fnft": 1e-3, "bn": 3e-2, "ra": 1e-3, "pca-fta": 3e-3, "covnorm": 3e-4},
         **{"cut-variance": 1e-3, "cut-loss": 3e-4},
     },
     "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
@@ -49,7 +49,7 @@ EAGER = ("pca-fta", "covnorm-identity", "covnorm-random")
 GRIDS = {
     **dict.fromkeys(GENTLE, (1e-4, 3e-4, 1e-3)),
     **dict.fromkeys(EAGER, (1e-3, 3e-3, 1e-2)),
-    "bn": (3e-3, 1e-2, 3e-2),
+    "bn": (1e-2, 3e-2, 1e-1),
 }
 USUAL = (3e-4, 1e-3, 3e-3)
 

@@ -72,24 +72,30 @@ def demo(
     screen.say("\nswitch: all four at once, two images each, in one batch")
     switched = _switch(screen, ecology)
     report = _report(screen, ecology)
+    tasks = {name: _accuracies(added[name], small[name], joined[name]) for name in sample.SAMPLES}
     rows, seconds = _rows(ecology, added, small, joined), time.perf_counter() - start
-    value = {"rows": rows, "switching": switched, "report": report, "seconds": seconds}
-    screen.result(value, *_shown(added, small, joined, switched, rows), *_next(folder, report))
+    value = {"tasks": tasks, "rows": rows, "switching": switched, "report": report}
+    shared = next(iter(joined.values()))["parameters"]["shared"]
+    shown = _shown(tasks, rows, switched, shared, _precisions(small))
+    screen.result({**value, "shared": shared, "seconds": seconds}, *shown, *_next(folder, report))
     screen.say(f"{seconds / 60:.1f} minutes")
 
 
+def _accuracies(added: Any, small: Any, joined: Any) -> dict[str, float]:
+    """Of one task on its test images, in percent."""
+    stages = {"bare": "before", "RA": "adapted", "CovNorm": "final"}
+    alone = {name: added["stages"][stage] for name, stage in stages.items()}
+    return {**alone, "smallest": small["accuracy"], "joint": joined["accuracy"]["final"]}
+
+
 def _shown(
-    added: Results, small: Results, joined: Results, switched: list[dict[str, Any]], rows: Any
+    tasks: dict[str, dict[str, float]],
+    rows: list[dict[str, Any]],
+    switched: list[dict[str, Any]],
+    shared: int,
+    precisions: str,
 ) -> list[Any]:
-    by_task = [
-        (
-            name,
-            *(added[name]["stages"][k] for k in ("before", "adapted", "final")),
-            small[name]["accuracy"],
-            joined[name]["accuracy"]["final"],
-        )
-        for name in sample.SAMPLES
-    ]
+    by_task: list[list[Any]] = [[name, *found.values()] for name, found in tasks.items()]
     means = [
         (
             row["name"],
@@ -103,7 +109,6 @@ def _shown(
         for row in rows
     ]
     answers = [tuple(s.values()) for s in switched]
-    shared = next(iter(joined.values()))["parameters"]["shared"]
     heads = (
         "mean of four",
         "accuracy %",
@@ -116,11 +121,11 @@ def _shown(
     return [
         table("", ("one batch", "truth", "answer", "sure %"), answers),
         "",
-        table("", ("test accuracy %", "bare", "RA", "CovNorm", "smallest", "joint"), by_task),
+        table("", ("test accuracy %", *next(iter(tasks.values()))), by_task),
         "",
         table("", heads, means),
         f"adapter: parameters as the paper counts; joint: {shared:,} more are shared by the four",
-        f"smallest: ranks in the metric of the {METRIC}, precision ({_precisions(small)}), for at "
+        f"smallest: ranks in the metric of the {METRIC}, precision ({precisions}), for at "
         f"most {MAX_DROP} points of validation accuracy less than RA: add chooses so by itself",
         "file: float16 elsewhere; norms, head and record too; of its %: of the backbone's bytes",
     ]
