@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from command import covnorm, npz
 
 from torch_covnorm.cli import demo
@@ -25,6 +26,9 @@ def test_the_demo_builds_an_ecology_and_goes_on_where_it_was(tmp_path, monkeypat
         "smallest",
         "joint",
     ]
+    by_task = [list(accuracies.values()) for accuracies in said["tasks"].values()]
+    means = [sum(column) / 4 for column in zip(*by_task, strict=True)]
+    assert means == pytest.approx([row["accuracy"] for row in said["rows"]])
     ra, covnorm_, small, joint = said["rows"][1:]
     assert small["bytes"] < ra["bytes"]
     assert small["adapter"] <= ra["adapter"]
