@@ -157,7 +157,10 @@ def test_the_better_rate_is_told_from_the_used_one():
     used = f"{bench('vgg16').rate('ra'):g}"
     tried = [f"{low:g}: 70.0", f"{middle:g}: 65.0", f"{high:g}: 71.0"]
     assert line == ["RA", *tried, f"{high:g}", used]
-    assert cells_of(training.tried(Rows(rows[:-2]), "vgg16").markdown(), "RA")[4] == "–"
+    assert training.tried(Rows(rows), "vgg16").caption.endswith("there may be a better one: RA.")
+    fewer = training.tried(Rows(rows[:-2]), "vgg16")
+    assert cells_of(fewer.markdown(), "RA")[4] == "–"
+    assert "at an end" not in fewer.caption
 
 
 def test_the_rate_of_a_cut_is_searched_over_its_shares():

@@ -150,7 +150,8 @@ def second(found: Rows) -> Table:
         "other domains, other images, another pre-training. "
         f"ResNet-26 was pre-trained here on {DOMAIN} (test accuracy {source}), which "
         f"is no part of the score; {SMALLEST} has so few images to test that one of them is worth "
-        "hundreds of points. Size: of the network and its domains, in networks."
+        "hundreds of points. LwF has no warm-up of its head, so that all see the images as often. "
+        "Size: of the network and its domains, in networks."
     )
     run = sum(len(found.of(k)) for k in keys.values()), len(keys) * len(domains)
     head = ["method", *domains, "score", f"without {SMALLEST}", "size"]

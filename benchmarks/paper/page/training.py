@@ -49,7 +49,7 @@ def again(found: Rows) -> Table | None:
 
 def tried(found: Rows, backbone: str) -> Table:
     """The learning rates that were tried, on validation; see `rates.run`."""
-    body, keys = [], []
+    body, keys, ends = [], [], []
     for name, asked in _searched().items():
         means: dict[float, float | None] = {}
         for lr in bench(backbone).rates(asked):
@@ -62,6 +62,8 @@ def tried(found: Rows, backbone: str) -> Table:
             cells = [f"{lr:g}: {number(mean)}" for lr, mean in means.items()]
             used = f"{bench(backbone).rate(asked):g}"
             whole = len(known) == len(means)
+            if whole and means[sorted(means)[1]] != max(known):
+                ends.append(name)
             body.append([name, *cells, " or ".join(better) if whole else NONE, used])
     where = " and ".join(rates.SEARCH)
     caption = (
@@ -70,6 +72,9 @@ def tried(found: Rows, backbone: str) -> Table:
         "RA is that A. Small: at t = 0.9 or d/32, for t up to 0.95 and ranks up to d/16. Cuts: "
         "means over the shares."
     )
+    if ends:
+        at_ends = "; ".join(ends)
+        caption += f" The best is at an end of the three, and there may be a better one: {at_ends}."
     head = ["method", "lowest rate", "middle", "highest", "best", "used"]
     return Table(caption, head, body, backbone, [said(k) for k in keys if found.of(k)])
 
