@@ -163,6 +163,33 @@ def test_the_better_rate_is_told_from_the_used_one():
     assert "at an end" not in fewer.caption
 
 
+def test_a_third_domain_decides_where_two_cannot():
+    found = {
+        1e-4: {"objects": 60.0, "sketches": 80.0, "faces": 99.0},
+        3e-4: {"objects": 60.2, "sketches": 80.0, "faces": 98.0},
+        1e-3: {"objects": 61.0, "sketches": 80.0, "faces": 20.0},
+        3e-3: {"objects": 60.0, "sketches": 79.0, "faces": 100.0},
+    }
+    assert rates.close(found) == [3e-4, 1e-3]  # 0.4 below the best; the others 0.5 and 1
+    assert rates.best(found) == 3e-4
+    alone = {lr: values for lr, values in found.items() if lr not in (1e-4, 3e-4)}
+    assert rates.close(alone) == []
+    assert rates.best(alone) == 1e-3
+    rows = []
+    for lr, values in zip(bench("vgg16").rates("fnft"), found.values(), strict=False):
+        for domain, value in values.items():
+            key = cell("vgg16", "fnft", lr=lr)
+            rows.append({**row(key, domain, 0, 50.0, 1), "validation": value})
+    line = cells_of(training.tried(Rows(rows), "vgg16").markdown(), "FNFT")
+    assert line[1:5] == [
+        "0.0001: 70.0",
+        "0.0003: 70.1, faces 98.0",
+        "0.001: 70.5, faces 20.0",
+        "0.0003",
+    ]
+    assert cells_of(training.tried(Rows(rows[:-1]), "vgg16").markdown(), "FNFT")[4] == "–"
+
+
 def test_the_rate_of_a_cut_is_searched_over_its_shares():
     rows = []
     for lr, value in zip(bench("vgg16").rates("cut-loss"), (60.0, 70.0, 65.0), strict=True):

@@ -41,7 +41,7 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
         rates.run(vgg, (*methods, *rates.OTHERS))
         rates.run(lite, ("ra", "covnorm"))
         for bench in (vgg, lite):
-            metric.search(bench, rates.places(bench))
+            metric.search(bench, rates.SEARCH)
 
     def table1_() -> None:
         if folder is None:

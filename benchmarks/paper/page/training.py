@@ -51,32 +51,50 @@ def tried(found: Rows, backbone: str) -> Table:
     """The learning rates that were tried, on validation; see `rates.run`."""
     body, keys, ends = [], [], []
     for name, asked in _searched().items():
-        means: dict[float, float | None] = {}
-        for lr in bench(backbone).rates(asked):
-            of_lr = _keys(backbone, asked, lr)
-            means[lr] = _searched_mean(found, of_lr)
-            keys += of_lr
-        known = [mean for mean in means.values() if mean is not None]
-        if known:
-            better = [f"{lr:g}" for lr, mean in means.items() if mean == max(known)]
-            cells = [f"{lr:g}: {number(mean)}" for lr, mean in means.items()]
-            used = f"{bench(backbone).rate(asked):g}"
-            whole = len(known) == len(means)
-            if whole and means[sorted(means)[1]] != max(known):
-                ends.append(name)
-            body.append([name, *cells, " or ".join(better) if whole else NONE, used])
+        grid = bench(backbone).rates(asked)
+        values = {lr: _validated(found, backbone, asked, lr) for lr in grid}
+        keys += [key for lr in grid for key in _keys(backbone, asked, lr)]
+        known = [lr for lr in grid if values[lr].keys() >= {*rates.SEARCH}]
+        if not known:
+            continue
+        near = [] if asked.startswith("cut-") or len(known) < len(grid) else rates.close(values)
+        best = _best(values, near) if len(known) == len(grid) else None
+        if best in (grid[0], grid[-1]):
+            ends.append(name)
+        cells = [_said(lr, values[lr], lr in near) for lr in grid]
+        used = f"{bench(backbone).rate(asked):g}"
+        body.append([name, *cells, NONE if best is None else f"{best:g}", used])
     where = " and ".join(rates.SEARCH)
     caption = (
         f"Learning rates on {backbone}: mean validation accuracy in percent on {where}, seed 0, "
-        "and the rate of all other results. Methods that start from a trained A are tuned at it; "
-        "RA is that A. Small: at t = 0.9 or d/32, for t up to 0.95 and ranks up to d/16. Cuts: "
-        "means over the shares."
+        f"and the rate of all other results. Where methods are less than {rates.TIE} apart there, "
+        f"{rates.FURTHER} are asked as well, and the mean of the three decides. Methods that start "
+        "from a trained A are tuned at it; RA is that A. Small: at t = 0.9 or d/32, for t up to "
+        "0.95 and ranks up to d/16. Cuts: means over the shares."
     )
     if ends:
         at_ends = "; ".join(ends)
         caption += f" The best is at an end of the three, and there may be a better one: {at_ends}."
     head = ["method", "lowest rate", "middle", "highest", "best", "used"]
     return Table(caption, head, body, backbone, [said(k) for k in keys if found.of(k)])
+
+
+def _best(values: dict[float, dict[str, float]], near: list[float]) -> float | None:
+    """None before the third domain was asked."""
+    if not near:
+        return max(values, key=lambda lr: _mean(values[lr]))
+    whole = all(rates.FURTHER in values[lr] for lr in near)
+    return rates.best(values) if whole else None
+
+
+def _said(lr: float, validated: dict[str, float], near: bool) -> str:
+    mean = _mean(validated) if validated.keys() >= {*rates.SEARCH} else None
+    further = validated.get(rates.FURTHER) if near else None
+    return f"{lr:g}: {number(mean)}" + (f", {rates.FURTHER} {number(further)}" if near else "")
+
+
+def _mean(validated: dict[str, float]) -> float:
+    return statistics.fmean(validated[d] for d in rates.SEARCH)
 
 
 def _searched() -> dict[str, str]:
@@ -96,10 +114,8 @@ def _keys(backbone: str, asked: str, lr: float) -> list[dict[str, Any]]:
     return [cell(backbone, method, options, lr=lr)]
 
 
-def _searched_mean(found: Rows, keys: list[dict[str, Any]]) -> float | None:
-    """Validation of the first seed, over the domains of the search; None before all are there."""
-    values = [
-        found.values(key, "validation").get(d, {}).get(0) for key in keys for d in rates.SEARCH
-    ]
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
+def _validated(found: Rows, backbone: str, asked: str, lr: float) -> dict[str, float]:
+    """{domain of the search: validation of the first seed}, of those that have all of it."""
+    by_key = [found.values(key, "validation") for key in _keys(backbone, asked, lr)]
+    domains = [d for d in (*rates.SEARCH, rates.FURTHER) if all(0 in v.get(d, {}) for v in by_key)]
+    return {d: statistics.fmean(v[d][0] for v in by_key) for d in domains}
