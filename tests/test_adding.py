@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import small_ecology as small
 import torch
+from torch import nn
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, verify
@@ -200,3 +201,23 @@ def test_fewer_splits_do_and_the_results_say_what_they_are_of(ecology, splits):
     details = add(ecology, "digits", small.decoded(*splits), small.how(), backbone=small.backbone())
     assert details["results"]["on"] == splits[-1]
     assert verify(ecology.folder) == []
+
+
+def test_a_network_of_one_size_alone_is_told_before_any_training(tmp_path):
+    def backbone():
+        torch.manual_seed(0)
+        layers = (nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 16 * 16, 5))
+        return nn.Sequential(*layers)
+
+    ecology = Ecology.create(tmp_path / "house", backbone())
+    with pytest.raises(cn.CovNormError, match=r"not take images of 8 × 8 pixels.*--size \d+"):
+        add(ecology, "digits", small.decoded(), small.how(), backbone=backbone())
+    assert not ecology.domains
+
+
+def test_where_images_are_is_kept_from_the_root_on(ecology, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = {"path": "digits.npz", "seed": 0}
+    arguments = {"backbone": small.backbone(), "source": source}
+    details = add(ecology, "digits", small.decoded(), small.how("bn"), **arguments)
+    assert details["source"]["path"] == str(tmp_path / "digits.npz")

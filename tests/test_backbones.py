@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -148,3 +149,24 @@ def test_what_is_no_backbone_is_refused_by_name(name, content, message, tmp_path
     with pytest.raises(cn.CovNormError, match=message) as caught:
         cn.load_backbone(path)
     assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("raises", "said"),
+    [
+        ("ModuleNotFoundError('timm')", r"need torch-covnorm\[timm\]"),
+        ("RuntimeError('operator torchvision::nms does not exist')", "does not import here.*nms"),
+    ],
+)
+def test_a_timm_that_cannot_be_imported_costs_no_traceback(raises, said, tmp_path, monkeypatch):
+    (tmp_path / "timm.py").write_text(f"raise {raises}")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [n for n in sys.modules if n.partition(".")[0] == "timm"]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(cn.CovNormError, match=f"did you mean 'efficientnet-lite0'.*{said}"):
+        cn.load_backbone("efficientnet-lite")
+
+
+def test_two_files_of_weights_are_one_too_many(tmp_path):
+    with pytest.raises(cn.CovNormError, match="leave out weights="):
+        cn.load_backbone(tmp_path / "a.pth", weights=tmp_path / "b.pth")

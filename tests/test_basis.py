@@ -115,6 +115,20 @@ def test_basis_and_domains_come_back_in_another_network_to_the_bit(kind, M, tmp_
     assert_refused(other, f"basis '{basis}' exists already", folder, do=type(net).load_basis)
 
 
+def test_basis_and_domain_in_one_folder_leave_each_other_alone(tmp_path):
+    net, _, basis = shared("cov")
+    for _ in range(2):  # the second time over what is there
+        net.save_domain("a", tmp_path)
+        net.save_basis(basis, tmp_path)
+        with torch.no_grad():
+            net.domain("a").head.weight.add_(1)
+    other = network()[0]
+    other.remove_domain("a")
+    other.load_basis(tmp_path)
+    other.load_domain(tmp_path)
+    assert len(list(tmp_path.glob("tensors-*"))) == 2  # nothing of the first time
+
+
 def test_another_basis_of_the_same_name_or_backbone_is_refused(tmp_path):
     net, x, basis = shared("cov")
     other = network()[0]

@@ -304,6 +304,25 @@ def test_a_join_does_not_undo_what_another_did_to_its_domains_meanwhile(two, cha
         assert found == two.entry("digits").blobs["tensors"], "an M that fits the older A"
 
 
+def test_a_domain_that_comes_back_does_not_undo_who_joined_since(house):
+    """The same factors with fewer statistics behind them: further joins need those of all."""
+
+    def behind():
+        net = house.network(small.backbone())
+        house.load_basis(net, "joint")
+        return net.basis("joint").seen
+
+    old = house.network(small.backbone())
+    house.load(old, "digits")
+    before = behind()
+    small.joined(house, "alone", grow=0.01)
+    more, factors = behind(), house.bases["joint"]["tensors"]
+    assert more > before
+    house.put(old, {"digits": Details(small.facts())}, replace=True)
+    assert (behind(), house.bases["joint"]["tensors"]) == (more, factors)
+    assert verify(house.folder) == []
+
+
 # ── damage in between ─────────────────────────────────────────────────────────────────────────
 
 

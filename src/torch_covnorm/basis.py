@@ -59,6 +59,11 @@ class Basis(nn.Module):
         """SHA-256 of the factors as they are now."""
         return records.digest({k: v.float() for k, v in self.factors.state_dict().items()})
 
+    @property
+    def seen(self) -> int:
+        """N of eq. 10: rows of features of all its domains; 0 where none are kept."""
+        return max((int(m.n) for m in self.x.values()), default=0)
+
     def num_parameters(self) -> int:
         """The numbers of all W and C."""
         return sum(f.numbers() for _, f in self.factors.items())

@@ -30,7 +30,7 @@ TEMPORARY = re.compile(r"\.(tensors-[0-9a-f]{16}\.safetensors|\w+\.json)\.[0-9a-
 
 
 def write(file: Path, format_: str, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write a record's two files; the same record gives the same bytes. Its folder is its own."""
+    """Write a record's two files; the same record gives the same bytes."""
     folder = file.parent
     blob = safetensors.torch.save(tensors)
     digest = hashlib.sha256(blob).hexdigest()
@@ -41,9 +41,18 @@ def write(file: Path, format_: str, record: dict[str, Any], tensors: dict[str, T
     for path, data in ((folder / record["tensors"]["file"], blob), (file, text)):
         with blame(path):
             write_file(path, data)
-    for old in folder.iterdir():  # of earlier writes, killed ones among them
+    _clear(folder)
+
+
+def _clear(folder: Path) -> None:
+    """Of earlier writes, killed ones among them, what no record names any more."""
+    there = list(folder.iterdir())
+    with blame(folder):
+        records = [f.read_text(errors="replace") for f in there if f.suffix == ".json"]
+    named = {name for text in records for name in TENSORS.findall(text)}
+    for old in there:
         left = TENSORS.fullmatch(old.name) or TEMPORARY.fullmatch(old.name)
-        if left and old.name != record["tensors"]["file"]:
+        if left and old.name not in named:
             old.unlink(missing_ok=True)
 
 

@@ -148,6 +148,17 @@ def test_the_guesser_keeps_little_of_a_domain(house: Ecology):
     assert known.bytes < house.load(house.network(), "digits").bytes / 5
 
 
+def test_names_that_differ_by_a_number_are_all_learned(tmp_path: Path):
+    house, names = houses.create(tmp_path / "house"), ("digits", "digits-0", "digits-1")
+    for name in names:
+        houses.known(house, name, load_sample("digits").x_train[:32])
+    guesser = Guesser(house)
+    guesser.learn(dict.fromkeys(names, "1"))
+    image = load_image(houses.picture("digits", 1), 32, "squash").numpy()
+    found = guesser.guess(dict.fromkeys(names, "32"), {"32": image})
+    assert {f["domain"] for f in found} == set(names)
+
+
 def test_a_domain_that_is_forgotten_while_it_is_guessed_costs_nobody_else(house: Ecology):
     """It goes at the worst moment: when its image is taken, just before its layers are."""
     guesser = Guesser(house)

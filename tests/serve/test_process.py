@@ -12,6 +12,7 @@ import torch
 
 from torch_covnorm.ecology import Ecology
 from torch_covnorm.serve import Limits
+from torch_covnorm.serve.log import LOG
 from torch_covnorm.serve.process import LONGEST, RESTART, Process, pause
 from torch_covnorm.serve.worker import Worker
 
@@ -55,6 +56,46 @@ def test_a_network_whose_answers_are_no_numbers_fails_the_probe(house: Ecology):
     with torch.no_grad():
         next(worker.net.backbone.parameters()).fill_(float("nan"))
     assert worker._probe() is False
+
+
+def test_a_network_of_one_size_alone_is_probed_at_it(house: Ecology):
+    worker = Worker(None, house)  # type: ignore[arg-type]
+    sides, own = [], worker.how["size"]
+
+    def picky(_: object, inputs: tuple[torch.Tensor]) -> None:
+        sides.append(inputs[0].shape[-1])
+        if sides[-1] != own:
+            raise ValueError(f"{sides[-1]} pixels")
+
+    hook = worker.net.backbone.register_forward_pre_hook(picky)
+    assert worker._probe() is True
+    assert worker._probe() is True
+    assert sides == [64, own, own]
+    hook.remove()
+    worker.net.backbone.register_forward_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        worker._probe()
+
+
+def test_why_a_probe_fails_is_logged(house: Ecology, caplog):
+    async def run() -> None:
+        process = Process(str(house.folder), Limits(threads=1), lambda *_: None, lambda: None)
+        await asyncio.wait_for(process.up(), 60)
+        for answer in (("failed", "ValueError: 64 pixels"), False):
+
+            async def call(_: str, said: object = answer) -> tuple[object, float]:
+                return said, 0.0
+
+            process.call = call  # type: ignore[assignment, method-assign]
+            await process._probe()
+        await process.stop()
+
+    with caplog.at_level("ERROR", logger=LOG.name):
+        LOG.propagate, was = True, LOG.propagate
+        asyncio.run(run())
+        LOG.propagate = was
+    why = [record.said["why"] for record in caplog.records if record.message == "probe"]
+    assert why == ["ValueError: 64 pixels", "its answers are no numbers"]
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(house: Ecology, monkeypatch, caplog):

@@ -40,6 +40,8 @@ def load_backbone(
         weights: a file of weights instead, or "random".
     """
     if str(name).endswith(_ENDINGS):
+        if weights is not None:
+            raise CovNormError(f"{name}: a file of weights already: leave out weights={weights!r}")
         return _recognised(Path(name)).eval()
     name = str(name)
     if name not in NAMES:
@@ -118,9 +120,11 @@ def _packaged() -> Path:
 def _timm(name: str, weights: str | os.PathLike[str] | None) -> nn.Module:
     try:
         import timm
-    except ImportError:
+    except (ImportError, RuntimeError) as error:  # torchvision beside a torch of another build
+        absent = isinstance(error, ModuleNotFoundError)
+        why = "torch-covnorm[timm]" if absent else f"timm, which does not import here: {error}"
         raise CovNormError(
-            f"backbone {name!r}: {choices(name, NAMES)} (timm models need torch-covnorm[timm])"
+            f"backbone {name!r}: {choices(name, NAMES)} (timm models need {why})"
         ) from None
     if not timm.is_model(name):
         raise CovNormError(f"backbone {name!r}: {choices(name, [*NAMES, *timm.list_models()])}")

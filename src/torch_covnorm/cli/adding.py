@@ -266,10 +266,11 @@ def join(
     ]
     columns = ("domain", "accuracy %", "own adapter parameters", "own file")
     shared = next(iter(done.values()))["results"]["parameters"].get("shared", 0)
+    sharers = sum(entry.basis == basis for entry in ecology.domains.values())
     screen.result(
         {"basis": basis, "shared": shared, "domains": value},
         table("", columns, rows),
-        f"basis {basis!r}: {shared:,} parameters, shared by {len(rows)} domains",
+        f"basis {basis!r}: {shared:,} parameters, shared by {sharers} domain{'s' * (sharers > 1)}",
     )
 
 

@@ -16,7 +16,7 @@ from ..adapters import FullMap
 from ..bare import linear_accuracy
 from ..covnorm import collect
 from ..data.decode import Decoded
-from ..data.loader import Batches
+from ..data.loader import Batches, as_input
 from ..errors import CovNormError, choices
 from ..methods import METHODS
 from ..network import MultiDomainNetwork
@@ -116,17 +116,19 @@ def add(
     busy = f"{ecology.folder}: domain {name!r} is being added by another process: wait for it"
     with workplace(ecology.workplace(name), busy, fresh) as work, random_numbers_kept():
         net = ecology.network(backbone).to(device)
+        inputs = _inputs(ecology, data)
         _check(net, name, how, data)
+        _try_one(net, data, inputs, ecology.backbone["preprocessing"]["size"])
         settings = {**how.record(), "domain": name, "data": data.digest}
         settings["backbone"] = ecology.backbone["fingerprint"]
         job = unfinished(work, settings)
-        run = _Running(net, name, data, how, work, tell, _inputs(ecology, data))
+        run = _Running(net, name, data, how, work, tell, inputs)
         if "before" not in (known := job.load() or {}):
             tell.stage("bare", "a linear head on the frozen network: what adapting has to beat")
             known = {"before": run.bare()}
             job.save(known)
         details = run.through_method(known["before"])
-        facts = {**details.facts, "source": {**_balance(data), **(source or {})}}
+        facts = {**details.facts, "source": {**_balance(data), **_absolute(source or {})}}
         facts["history"] = [*_history(ecology, name), event("add", how.method, facts["results"])]
         tell.stage("store", "its tensors, results and statistics go into the ecology")
         dtype = PRECISIONS[facts["results"]["dtype"]]
@@ -282,9 +284,31 @@ def _pair(rank: Any) -> list[int]:
     return list(rank) if isinstance(rank, tuple | list) else [rank, rank]
 
 
+@torch.no_grad()
+def _try_one(net: MultiDomainNetwork, data: Decoded, inputs: dict[str, Any], own: int) -> None:
+    """Some networks take images of one size alone: said before any training."""
+    image = next(iter(data.splits.values())).x[:1]
+    device = next(net.backbone.parameters()).device
+    try:
+        net.eval().backbone(as_input(image, inputs).to(device))
+    except Exception as error:  # a network may raise anything
+        raise CovNormError(
+            f"the backbone does not take images of {data.size} × {data.size} pixels ({error}): "
+            f"decode them at its own size, {own} (--size {own})"
+        ) from None
+
+
 def _inputs(ecology: Ecology, data: Decoded) -> dict[str, Any]:
     """How images become inputs: the size of these data, the backbone's mean and std."""
     return {**ecology.backbone["preprocessing"], "size": data.size, "fit": data.fit}
+
+
+def _absolute(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Later commands may be given in another folder."""
+    return {
+        **source,
+        **({"path": str(Path(source["path"]).absolute())} if "path" in source else {}),
+    }
 
 
 def _balance(data: Decoded) -> dict[str, Any]:

@@ -231,6 +231,8 @@ class Ecology:
             for basis in bases:
                 if self._fingerprint(manifest, basis) != net.basis(basis).fingerprint:
                     self._check_users(manifest, basis, details)
+                elif self._rows_behind(manifest, basis) > net.basis(basis).seen:
+                    continue  # the same factors; others have joined them in the store since
                 manifest["bases"][basis] = self._written_basis(net, basis)
             for name, kept in details.items():
                 old = manifest["domains"].get(name, {}).get("blobs", {}) if kept.keep else {}
@@ -321,6 +323,15 @@ class Ecology:
         except CovNormError:
             return None
         return str(record.get("fingerprint"))
+
+    def _rows_behind(self, manifest: Mapping[str, Any], basis: str) -> int:
+        """Rows of features behind a basis as it is stored; -1: they cannot be read."""
+        blobs = manifest["bases"][basis]
+        try:
+            tensors = self.blobs.read_tensors(blobs["moments"]) if "moments" in blobs else {}
+        except CovNormError:
+            return -1
+        return max((int(n) for key, n in tensors.items() if key.endswith("/x/n")), default=0)
 
     def _check_users(self, manifest: Mapping[str, Any], basis: str, names: Container[str]) -> None:
         """A basis changes with all of its domains, or not."""

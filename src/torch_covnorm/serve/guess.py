@@ -76,7 +76,7 @@ class Guesser:
                 if name in self._known and self._known[name].version == version:
                     continue
                 self._forget(name)
-                known = _Known(version, f"{name}-{next(self._numbers)}", {})
+                known = _Known(version, f"{name}~{next(self._numbers)}", {})
                 with contextlib.suppress(Exception):  # damaged: not guessed, but the others are
                     self._read(name, known)
                 self._known[name] = known

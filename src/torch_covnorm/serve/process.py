@@ -209,7 +209,10 @@ class Process:
 
     async def _probe(self) -> None:
         with contextlib.suppress(Died):
-            await self.call("probe")
+            answer, _ = await self.call("probe")
+            if answer is not True:
+                why = answer[1] if answer else "its answers are no numbers"
+                LOG.error("probe", extra={"said": {"why": why}})
 
     def _task(self, work: Any) -> None:
         task = self.loop.create_task(work)

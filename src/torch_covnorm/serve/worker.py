@@ -62,6 +62,7 @@ class Worker:
         self.pipe, self.ecology = pipe, ecology
         self.net = ecology.network().eval()
         self.how = ecology.backbone["preprocessing"]
+        self._side = 64  # of the probe's image
         self.guesser = Guesser(ecology)
         self._sending, self._basis = threading.Lock(), threading.Lock()
         self._shared: dict[str, str] = {}  # {domain: its basis}
@@ -157,10 +158,19 @@ class Worker:
         parts = [as_input(x[i : i + 1], hows[d]) for i, d in enumerate(domains)]
         return torch.cat(parts)
 
-    @torch.no_grad()
     def _probe(self) -> bool:
         """A real forward pass of the backbone, and finite answers."""
-        x = as_input(torch.zeros(1, 3, 64, 64, dtype=torch.uint8), self.how)
+        try:
+            return self._runs(self._side)
+        except Exception:
+            if self._side == self.how["size"]:
+                raise
+            self._side = self.how["size"]  # some networks take no other
+            return self._runs(self._side)
+
+    @torch.no_grad()
+    def _runs(self, side: int) -> bool:
+        x = as_input(torch.zeros(1, 3, side, side, dtype=torch.uint8), self.how)
         backbone: nn.Module = self.net.backbone
         return bool(torch.as_tensor(backbone(x)).isfinite().all())
 
