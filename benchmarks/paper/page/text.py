@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch_covnorm as cn
 
@@ -98,9 +97,8 @@ def set_up() -> list[Block]:
                 "from is undone.",
                 "**Equal tuning**: every method has the same search, the best of three learning "
                 f"rates on the validation images of {' and '.join(rates.SEARCH)}, one seed; lower "
-                f"rates for {_those(k for k in GRIDS if GRIDS[k] < USUAL)}, higher ones for "
-                f"{_those(k for k in GRIDS if GRIDS[k] > USUAL)}. Curves have a second search for "
-                "their small sizes. Joint methods take the rate of their like alone, ResNet-26 "
+                f"rates for {_those(-1)}, higher ones for {_those(1)}. Curves have a second search "
+                "for their small sizes. Joint methods take the rate of their like alone, ResNet-26 "
                 "those of VGG16. Heads train at the rate of the rest, but with FNFT and Piggyback, "
                 f"whose rates are low, at {cn.METHODS['fnft'].training['head_lr']:g}. Test images "
                 "choose no setting.",
@@ -115,8 +113,9 @@ def set_up() -> list[Block]:
     ]
 
 
-def _those(kinds: Iterable[str]) -> str:
-    *most, last = (NAMES[k] for k in kinds)
+def _those(side: int) -> str:
+    """Whose rates are lower than the usual ones (-1), or higher (1)."""
+    *most, last = (n for k, n in NAMES.items() if side * (GRIDS.get(k, USUAL)[0] - USUAL[0]) > 0)
     return f"{', '.join(most)} and {last}"
 
 
