@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import houses
 import pytest
@@ -18,6 +20,8 @@ from small_ecology import assert_tidy, files
 
 from torch_covnorm import records
 from torch_covnorm.ecology import Ecology
+from torch_covnorm.serve.engine import Engine
+from torch_covnorm.serve.refusals import Refused
 
 ALL = ["roses", "shells", "moths", "coins", "leaves", "north"]
 
@@ -103,7 +107,9 @@ def test_a_name_that_is_taken_is_409_unless_replace_is_said(
     assert server.upload("copy", roses).status == 201
     before, wanted = files(folder), server.predict("copy", photo).best
     answer = server.upload("copy", coins)
-    assert (answer.status, answer.reason) == (409, "broken_domain")
+    assert (answer.status, answer.reason) == (409, "exists")
+    assert "?replace=true" in answer.message
+    assert str(folder) not in answer.message
     assert files(folder) == before
     assert server.predict("copy", photo).best == wanted
     assert server.upload("copy", coins, replace=True).status == 201
@@ -203,3 +209,25 @@ def test_a_store_that_cannot_be_written_is_no_5xx(
         blobs.unlink()
         aside.rename(blobs)
     assert server.upload("copy", found).status == 201
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [(("broken", "of another backbone"), 409), (("failed", "KeyError: 'x'"), 500), (None, None)],
+)
+def test_a_fault_of_ours_is_not_said_to_be_the_domains(fault, status, tmp_path: Path):
+    """The worker's answer is made up; what becomes of it is the engine's."""
+
+    async def work(*_: object) -> object:
+        return fault
+
+    worker = SimpleNamespace(process=SimpleNamespace(work=work))
+    catalog = SimpleNamespace(entries=dict, plain=str)
+    engine: Any = SimpleNamespace(idlest=lambda: worker, catalog=catalog)
+    keeping = Engine.keep(engine, "coins", str(tmp_path), replace=False)
+    if status is None:
+        asyncio.run(keeping)
+        return
+    with pytest.raises(Refused) as refused:
+        asyncio.run(keeping)
+    assert refused.value.status == status

@@ -8,21 +8,30 @@ from typing import Any
 from ..ecology import Ecology
 from ..version import __version__
 
+# What is known of every domain that was added, joined or uploaded, and of others perhaps not.
+RESULTS = ("on", "accuracy", "parameters", "denominators", "bytes", "dtype")
+
 
 def facts_of(ecology: Ecology) -> dict[str, Any]:
-    """All that the report shows."""
+    """All that the report shows; domains that were put without results are named, no more."""
     backbone = ecology.backbone
     entries = ecology.domains
-    domains = []
+    domains, left_out = [], []
     for name in entries:
         record, facts = ecology.record(name), ecology.details(name)
+        known = set(facts.get("results", ())) >= {*RESULTS}
+        if not known or "images" not in facts.get("source", ()):
+            left_out.append(name)
+            continue
         facts["results"]["backbone_bytes"] = backbone["bytes"]
         kept = {k: record[k] for k in ("classes", "preprocessing", "basis")}
         domains.append({"name": name, **kept, **facts, "images": ecology.examples(name)})
     bases = []
     for name, blobs in ecology.bases.items():
         users = [n for n, entry in entries.items() if entry.basis == name]
-        first = next(d for d in domains if d["name"] in users)["results"]
+        first = next((d["results"] for d in domains if d["name"] in users), None)
+        if first is None:
+            continue
         bases.append(
             {
                 "name": name,
@@ -42,4 +51,5 @@ def facts_of(ecology: Ecology) -> dict[str, Any]:
         },
         "bases": bases,
         "domains": domains,
+        "left_out": left_out,
     }

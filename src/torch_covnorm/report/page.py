@@ -80,6 +80,7 @@ def _overview(facts: Mapping[str, Any]) -> dict[str, Any]:
             "copies": n * backbone["bytes"],
             "parameters": sum(r["adapter"] for r in rows) + sum(b["parameters"] for b in bases),
         },
+        "left_out": facts.get("left_out", []),
         "limit": DETAILED,
         "STAGES": STAGES,
         "SPLITS": SPLITS,

@@ -121,7 +121,8 @@ class Catalog:
 
     def plain(self, text: str) -> str:
         """A message without the path of the store, which is nobody's business."""
-        return text.replace(f"{self.ecology.folder}/", "")
+        folder = str(self.ecology.folder)
+        return text.replace(f"{folder}/", "").replace(f"{folder}: ", "")
 
     def _look(self) -> None:
         with contextlib.suppress(CovNormError):

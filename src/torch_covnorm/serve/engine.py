@@ -19,7 +19,7 @@ from .metrics import Metrics
 from .pool import Changed, Pool
 from .process import Died
 from .queue import Request
-from .refusals import Refused, bad_image, full, late, stopped, unknown
+from .refusals import Refused, bad_image, exists, failed, full, late, stopped, unknown
 
 WATCH = 0.25  # seconds between looks at the store
 DECODERS = 4  # threads that decode images
@@ -201,12 +201,16 @@ class Engine:
     async def keep(self, name: str, folder: str, replace: bool) -> None:
         """Put uploaded files into the store, by way of a worker, which knows the backbone."""
         try:
-            problem = await self.idlest().process.work("keep", name, folder, replace)
+            fault = await self.idlest().process.work("keep", name, folder, replace)
         except Died:
             raise stopped() from None
-        if problem is not None:
-            said = self.catalog.plain(problem.replace(f"{folder}/", ""))
-            raise Refused(409, "broken_domain", f"domain {name!r}: {said}")
+        if fault is None:
+            return
+        if not replace and name in self.catalog.entries():
+            raise exists(name)
+        whose, why = fault
+        said = f"domain {name!r}: {self.catalog.plain(why.replace(f'{folder}/', ''))}"
+        raise failed(said) if whose == "failed" else Refused(409, "broken_domain", said)
 
     async def forget(self, name: str) -> None:
         """Take a domain out of the store."""

@@ -31,6 +31,11 @@ def broken(name: str, why: str) -> Refused:
     return Refused(409, "broken_domain", f"domain {name!r} cannot be served: {why}")
 
 
+def exists(name: str) -> Refused:
+    """An upload under a name that is taken."""
+    return Refused(409, "exists", f"domain {name!r} exists: send ?replace=true, or another name")
+
+
 def invalid(why: str) -> Refused:
     """Not what the route takes."""
     return Refused(422, "invalid", why)

@@ -240,18 +240,14 @@ class Worker:
         for basis in set(self.net.bases) - used:
             del self.net.bases[basis]
 
-    def _keep(self, name: str, folder: str, replace: bool) -> str | None:
-        try:
-            keep(self.ecology, name, Path(folder), replace)
-        except CovNormError as error:
-            return str(error)
-        return None
+    def _keep(self, name: str, folder: str, replace: bool) -> None:
+        keep(self.ecology, name, Path(folder), replace)
 
     def _beside(self, does: Callable[..., Any], number: int, *rest: Any) -> None:
         try:
             answer = does(*rest)
         except Exception as error:
-            answer = self._fault(error)[1]
+            answer = self._fault(error)
         self.send("did", number, answer, 0.0)
 
     def _fault(self, error: Exception) -> Fault:

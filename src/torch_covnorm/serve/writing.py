@@ -25,7 +25,7 @@ def add_routes(app: FastAPI) -> None:
         "/v1/domains/{name}",
         status_code=201,
         response_model=schemas.Domain,
-        responses=refusals(404, 409, 415, 422, 503),
+        responses=refusals(404, 409, 415, 422, 500, 503),
         openapi_extra=schemas.DOMAIN_FILES,
     )
     async def put(request: Request, name: DomainName, replace: bool = False) -> dict[str, Any]:

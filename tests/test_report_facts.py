@@ -1,0 +1,31 @@
+"""The report of an ecology as it is stored, with what Python put into it."""
+
+from __future__ import annotations
+
+import pytest
+import small_ecology as small
+
+from torch_covnorm.ecology import Details
+from torch_covnorm.report import facts_of
+from torch_covnorm.report.page import render
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_a_domain_without_results_is_named_and_costs_no_report(tmp_path):
+    house = small.everything(tmp_path / "house")
+    net = house.network(small.backbone())
+    for name in ("digits", "alone"):
+        house.load(net, name)
+        bare = Details({"method": "ra", "results": {"accuracy": {"final": None}}})
+        house.put(net, {name: bare}, replace=True)
+    facts = facts_of(house)
+    assert sorted(facts["left_out"]) == ["alone", "digits"]
+    assert sorted(d["name"] for d in facts["domains"]) == ["norms", "parity"]
+    assert [b["domains"] for b in facts["bases"]] == [["digits", "parity"]]
+    page = render(facts)
+    assert all(f"<bdi>{name}</bdi>" in page for name in facts["left_out"])
+    house.remove(["norms", "parity"])
+    page = render(facts_of(house))
+    assert "<bdi>digits</bdi>" in page
+    assert "There is no domain yet" not in page
