@@ -65,6 +65,12 @@ def test_imports_flow_one_way():
             assert FLOW.index(imported) < FLOW.index(module), f"{module} imports {imported}"
 
 
+def test_the_page_for_contributors_names_every_module():
+    table = re.findall(r"^\| (`.*?`) \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)
+    named = {name for cell in table for name in re.findall(r"`(\w+)`", cell)}
+    assert set(FLOW) - {"version", "errors", "__init__", "__main__"} <= named
+
+
 def test_control_the_flow_test_sees_what_a_file_imports():
     assert {"network", "moments", "adapters"} <= imports(SOURCE / "covnorm.py")
     assert {"errors", "normalize", "maps"} >= imports(SOURCE / "adapters" / "maps.py")

@@ -175,6 +175,8 @@ def test_a_third_domain_decides_where_two_cannot():
     alone = {lr: values for lr, values in found.items() if lr not in (1e-4, 3e-4)}
     assert rates.close(alone) == []
     assert rates.best(alone) == 1e-3
+    same = dict.fromkeys((1e-4, 3e-4, 1e-3), found[1e-4])
+    assert rates.best(same) == 3e-4
     rows = []
     grid = bench("vgg16").rates("fnft")
     for lr, values in zip(grid, found.values(), strict=False):

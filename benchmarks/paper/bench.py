@@ -48,7 +48,8 @@ GRIDS = {
     "fnft": (3e-5, 1e-4, 3e-4),
     **dict.fromkeys(("dan", "piggyback", "covnorm"), (1e-4, 3e-4, 1e-3)),
     **dict.fromkeys(("pca-fta", "covnorm-identity", "covnorm-random"), (1e-3, 3e-3, 1e-2)),
-    **dict.fromkeys(("covnorm-identity-small", "covnorm-random-small"), (1e-3, 3e-3, 1e-2)),
+    **dict.fromkeys(("covnorm-small", "covnorm-identity-small"), (1e-3, 3e-3, 1e-2)),
+    "covnorm-random-small": (1e-3, 3e-3, 1e-2),
     "bn": (1e-2, 3e-2, 1e-1),
 }
 USUAL = (3e-4, 1e-3, 3e-3)

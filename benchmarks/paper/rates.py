@@ -56,10 +56,18 @@ def close(found: Mapping[float, Mapping[str, float]]) -> list[float]:
 
 
 def best(found: Mapping[float, Mapping[str, float]]) -> float:
-    """The best on the two domains; of those that are close to it, the best on all three."""
+    """The best on the two domains; of those that are close to it, the best on all three.
+
+    Of equal ones that nearest to the middle.
+    """
     near = close(found)
-    asked = (*SEARCH, FURTHER) if near else SEARCH
-    return max(near or found, key=lambda lr: statistics.fmean(found[lr][d] for d in asked))
+    asked, grid = (*SEARCH, FURTHER) if near else SEARCH, sorted(found)
+
+    def rank(lr: float) -> tuple[float, int]:
+        aside = abs(grid.index(lr) - len(grid) // 2)
+        return statistics.fmean(found[lr][d] for d in asked), -aside
+
+    return max(near or found, key=rank)
 
 
 def searched(name: str) -> bool:

@@ -175,10 +175,13 @@ def _basis(wanted: dict[str, str] | None, net: MultiDomainNetwork) -> Basis | No
     for _, basis in net.bases.items():
         if basis.fingerprint == wanted["fingerprint"]:
             return basis
-    raise CovNormError(
-        f"shares the basis {wanted['name']!r} ({wanted['fingerprint'][:12]}), which this network "
-        "does not have: net.load_basis it first"
-    )
+    shares = f"shares the basis {wanted['name']!r} ({wanted['fingerprint'][:12]})"
+    if wanted["name"] in net.bases:
+        raise CovNormError(
+            f"{shares}, and this network has another one of that name, as it was before or will "
+            "be: load both into a new network"
+        )
+    raise CovNormError(f"{shares}, which this network does not have: net.load_basis it first")
 
 
 def _stored(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

@@ -45,8 +45,8 @@ class Training:
     head_lr: another rate for the domain's head, which starts from nothing.
     schedule: factors of lr. "one-cycle" rises over 30 % of the epochs and falls to 0, "cosine"
         falls from the start, "plateau" is the paper's (÷10 when the training loss has not fallen
-        for `patience` epochs), "steps" is ÷10 at each epoch of `milestones`, "constant"; or a
-        function from the epoch, a fraction included, to the factor.
+        for more than `patience` epochs), "steps" is ÷10 at each epoch of `milestones`, "constant";
+        or a function from the epoch, a fraction included, to the factor.
     stop_after: stop when the validation has not improved for so many epochs.
     norms: the statistics of the backbone's own BatchNorms, per domain: "batch", estimated anew as
         BatchNorm does, or "frozen", as the backbone has them (their scale and shift train). With

@@ -40,6 +40,15 @@ def test_an_option_that_makes_no_sense_is_exit_2(options: list[str], house: Ecol
     assert "Traceback" not in ran.err
 
 
+def test_serve_finds_its_ecology_as_every_command_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = covnorm("serve")
+    assert (ran.code, "no ecology here or above" in ran.err) == (2, True)
+    monkeypatch.setenv("COVNORM_ECOLOGY", "elsewhere")
+    ran = covnorm("serve")
+    assert (ran.code, "elsewhere" in ran.err) == (2, True)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"batch": 0}, {"batch": 1.5}, {"queue": True}, {"deadline": 0}, {"body": float("inf")}],

@@ -11,7 +11,7 @@ EPILOG = "First steps: covnorm init house; cd house; covnorm add flowers ../phot
 
 app = typer.Typer(
     name="covnorm",
-    help="One frozen network, many domains: each task adds a few kilobytes to the same backbone.",
+    help="One frozen network, many domains: each task adds a few hundred kilobytes to it.",
     epilog=EPILOG,
     no_args_is_help=True,
     rich_markup_mode="rich",

@@ -57,6 +57,12 @@ def demo(
     backbone = ecology.backbone
     if backbone["name"] != "efficientnet-lite0":
         raise CovNormError(f"{folder}: an ecology of {backbone['name']}: give another folder")
+    for name in ecology.domains:
+        made = ecology.details(name)["settings"].get("seed")
+        if name in sample.SAMPLES and made != seed:
+            raise CovNormError(
+                f"{folder}: {name!r} was made with --seed {made}: give another folder"
+            )
     screen.say(
         f"{folder}/: EfficientNet-Lite0 with its ImageNet weights, {backbone['parameters']:,} "
         f"parameters, {size(backbone['bytes'])}; it stays frozen from here on"

@@ -77,14 +77,8 @@ def pairs(given: list[str]) -> dict[str, Any]:
     return found
 
 
-Where = Annotated[
-    Path | None,
-    typer.Option(
-        "--ecology",
-        help=f"Its folder; else ${VARIABLE}, else the nearest one above.",
-        show_default=False,
-    ),
-]
+WHERE = f"Its folder; else ${VARIABLE}, else the nearest one above."
+Where = Annotated[Path | None, typer.Option("--ecology", help=WHERE, show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show results and errors alone.")]
 Seed = Annotated[int, typer.Option(help="Of all random numbers: the same seed, the same file.")]

@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
-from ..ecology import Ecology
 from ..errors import CovNormError
-from .options import Json
+from .options import WHERE, Json, find
 
 LOGS = ("text", "json")
 
 
 def serve(
-    folder: Annotated[Path, typer.Argument(metavar="ECOLOGY", show_default=False)],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="ECOLOGY", show_default=False, help=WHERE)
+    ] = None,
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = (
         "127.0.0.1"
     ),
@@ -88,7 +89,7 @@ def serve(
         pins=tuple(pin or ()),
     )
     run(
-        Ecology(folder),
+        find(folder),
         host=host,
         port=port,
         limits=limits,
