@@ -160,6 +160,9 @@ def test_join_shares_a_basis_and_later_commands_know_it(house):
     )
     history = covnorm("show", "digits", "--json").json["history"]
     assert [e["what"] for e in history] == ["add", "join"]
+    assert covnorm("add", "more", house / "digits.npz", *QUICK, "--budget", 0.005).code == 0
+    later = covnorm("join", "more", "--epochs", 1, "--set", "grow=0.01")
+    assert "shared by 3 domains" in later.out, later.err
 
 
 def test_one_domain_alone_cannot_join(house):
