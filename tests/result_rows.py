@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from benchmarks.domains import DOMAINS
-from benchmarks.paper import joint, parameters, smallest, table1, table2
+from benchmarks.paper import joint, parameters, settings, smallest, table1, table2
 from benchmarks.paper.page import metrics, render
 from benchmarks.paper.page.claims import claims
-from benchmarks.paper.page.rows import Rows, bench, cell, cut, longer, start
+from benchmarks.paper.page.rows import Rows, cell, cut, longer, start
 from benchmarks.paper.published import TABLE1
 
 RA, NETWORK = 1_000_000, 10_000_000
@@ -76,8 +76,8 @@ def made_up() -> list[dict]:
         add(longer("vgg16"), domain, 0, 1 - 2 * order.index("ra"), 1.0)
         for backbone in ("vgg16", "efficientnet-lite0"):
             for method, options in (("ra", {}), ("covnorm", {"variance": 0.99})):
-                of = bench(backbone)
-                for lr in {*of.rates(method)} - {of.rate(method)}:
+                used = settings.rate(backbone, method)
+                for lr in {*settings.rates(backbone, method)} - {used}:
                     key = cell(backbone, method, options, lr=lr)
                     add(start(backbone, lr) if method == "ra" else key, domain, 0, -9.0, 0.12)
             for seed in range(3):
@@ -106,7 +106,7 @@ def made_up() -> list[dict]:
             for tuned in (False, True):
                 key = {"backbone": "efficientnet-lite0", "method": "shared", "way": way}
                 key |= {"ratio": ratio, "sharing": len(DOMAINS), "tuned": tuned}
-                key |= {"lr": bench("efficientnet-lite0").rate("shared")} if tuned else {}
+                key |= {"lr": settings.rate("efficientnet-lite0", "shared")} if tuned else {}
                 for domain in DOMAINS:
                     add(key, domain, 0, 3 * tuned - 5, ratio**2, shared=70_000)
     for method in table2.METHODS:

@@ -17,10 +17,10 @@ pytest.importorskip("matplotlib")
 from result_rows import cells_of, full, made_up, row
 
 import torch_covnorm as cn
-from benchmarks.paper import metric, rates, table1, table2
-from benchmarks.paper.bench import PIXELS, RATES
+from benchmarks.paper import metric, rates, settings, table1, table2
 from benchmarks.paper.page import DOCS, metrics, render, training
-from benchmarks.paper.page.rows import Rows, bench, cell, cut, start
+from benchmarks.paper.page.rows import Rows, cell, cut, start
+from benchmarks.paper.settings import PIXELS, RATES
 from torch_covnorm.backbones import preprocessing_of
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "paper.jsonl"
@@ -137,15 +137,21 @@ def test_no_table_is_without_its_rows():
 
 
 def test_the_rates_that_are_used_are_among_those_that_are_tried():
-    for backbone in ("vgg16", "efficientnet-lite0"):
-        for kind in (*table1.SEVERAL, *table1.ONE, *rates.OTHERS):
-            assert bench(backbone).rate(kind) in bench(backbone).rates(kind)
-        assert bench(backbone).rate("covnorm-joint") == bench(backbone).rate("covnorm")
-    assert all(bench("resnet26").rate(m) == bench("vgg16").rate(m) for m in table2.METHODS)
+    cuts = [f"cut-{way}" for way in metric.TUNED]
+    kinds = {
+        "vgg16": (*table1.SEVERAL, *table1.ONE, *rates.OTHERS, *cuts),
+        "efficientnet-lite0": ("ra", *cuts),
+        "resnet26": table2.METHODS,
+    }
+    for backbone, of in kinds.items():
+        for kind in filter(rates.searched, of):
+            assert settings.rate(backbone, kind) in settings.rates(backbone, kind)
+        assert settings.rate(backbone, "covnorm-joint") == settings.rate(backbone, "covnorm")
+        assert settings.rate(backbone, "lwf") == settings.rate(backbone, "fnft")
 
 
 def test_the_better_rate_is_told_from_the_used_one():
-    low, middle, high = bench("vgg16").rates("ra")
+    low, middle, high = settings.rates("vgg16", "ra")
     rows = []
     for domain, values in (("objects", (60.0, 55.0, 63.0)), ("sketches", (80.0, 75.0, 79.0))):
         for lr, value in zip((low, middle, high), values, strict=True):
@@ -154,21 +160,21 @@ def test_the_better_rate_is_told_from_the_used_one():
             # Another seed is no part of the search.
             rows.append({**row(key, domain, 1, 50.0, 1), "validation": 10.0})
     line = cells_of(training.tried(Rows(rows), "vgg16").markdown(), "RA")
-    used = f"{bench('vgg16').rate('ra'):g}"
-    tried = [f"{low:g}: 70.0", f"{middle:g}: 65.0", f"{high:g}: 71.0"]
-    assert line == ["RA", *tried, f"{high:g}", used]
+    used = f"{settings.rate('vgg16', 'ra'):g}"
+    tried = f"{low:g}: 70.0; {middle:g}: 65.0; {high:g}: 71.0"
+    assert line == ["RA", tried, f"{high:g}", used]
     assert training.tried(Rows(rows), "vgg16").caption.endswith("there may be a better one: RA.")
     fewer = training.tried(Rows(rows[:-2]), "vgg16")
-    assert cells_of(fewer.markdown(), "RA")[4] == "–"
+    assert cells_of(fewer.markdown(), "RA")[2] == "–"
     assert "at an end" not in fewer.caption
 
 
 def test_a_third_domain_decides_where_two_cannot():
     found = {
-        1e-4: {"objects": 60.0, "sketches": 80.0, "faces": 99.0},
-        3e-4: {"objects": 60.2, "sketches": 80.0, "faces": 98.0},
-        1e-3: {"objects": 61.0, "sketches": 80.0, "faces": 20.0},
-        3e-3: {"objects": 60.0, "sketches": 79.0, "faces": 100.0},
+        1e-4: {"objects": 60.0, "sketches": 80.0, "drawings": 99.0},
+        3e-4: {"objects": 60.2, "sketches": 80.0, "drawings": 98.0},
+        1e-3: {"objects": 61.0, "sketches": 80.0, "drawings": 20.0},
+        3e-3: {"objects": 60.0, "sketches": 79.0, "drawings": 100.0},
     }
     assert rates.close(found) == [3e-4, 1e-3]  # 0.4 below the best; the others 0.5 and 1
     assert rates.best(found) == 3e-4
@@ -178,21 +184,22 @@ def test_a_third_domain_decides_where_two_cannot():
     same = dict.fromkeys((1e-4, 3e-4, 1e-3), found[1e-4])
     assert rates.best(same) == 3e-4
     rows = []
-    grid = bench("vgg16").rates("fnft")
-    for lr, values in zip(grid, found.values(), strict=False):
+    grid = settings.rates("vgg16", "fnft")
+    for lr, values in zip(grid, found.values(), strict=True):
         for domain, value in values.items():
             key = cell("vgg16", "fnft", lr=lr)
             rows.append({**row(key, domain, 0, 50.0, 1), "validation": value})
     line = cells_of(training.tried(Rows(rows), "vgg16").markdown(), "FNFT")
-    validated = ("70.0", "70.1, faces 98.0", "70.5, faces 20.0")
-    assert line[1:4] == [f"{lr:g}: {v}" for lr, v in zip(grid, validated, strict=True)]
-    assert line[4] == f"{grid[1]:g}"
-    assert cells_of(training.tried(Rows(rows[:-1]), "vgg16").markdown(), "FNFT")[4] == "–"
+    validated = ("70.0", "70.1 (drawings 98.0)", "70.5 (drawings 20.0)", "69.5")
+    assert line[1] == "; ".join(f"{lr:g}: {v}" for lr, v in zip(grid, validated, strict=True))
+    assert line[2] == f"{grid[1]:g}"
+    asked = [r for r in rows if (r["lr"], r["domain"]) != (grid[2], "drawings")]
+    assert cells_of(training.tried(Rows(asked), "vgg16").markdown(), "FNFT")[2] == "–"
 
 
 def test_the_rate_of_a_cut_is_searched_over_its_shares():
     rows = []
-    for lr, value in zip(bench("vgg16").rates("cut-loss"), (60.0, 70.0, 65.0), strict=True):
+    for lr, value in zip(settings.rates("vgg16", "cut-loss"), (60.0, 70.0, 65.0), strict=True):
         for share in metric.SHARES:
             for domain in rates.SEARCH:
                 off = share / 8 - 7 / 3  # 0 on the mean
@@ -200,11 +207,9 @@ def test_the_rate_of_a_cut_is_searched_over_its_shares():
                 rows.append({**row(key, domain, 0, 50.0, 1), "validation": value + off})
     name = f"cut: {metrics.WORDS['loss']}"
     line = cells_of(training.tried(Rows(rows), "vgg16").markdown(), name)
-    assert [cell.split(": ")[-1] for cell in line[1:5]] == ["60.0", "70.0", "65.0", "0.001"]
-    assert cells_of(training.tried(Rows(rows[:-1]), "vgg16").markdown(), name)[3:5] == [
-        "0.003: –",
-        "–",
-    ]
+    assert line[1:3] == ["0.0003: 60.0; 0.001: 70.0; 0.003: 65.0", "0.001"]
+    fewer = cells_of(training.tried(Rows(rows[:-1]), "vgg16").markdown(), name)
+    assert fewer[1:3] == ["0.0003: 60.0; 0.001: 70.0; 0.003: –", "–"]
 
 
 def test_another_start_of_m_has_a_rate_of_its_own(monkeypatch):
@@ -213,12 +218,13 @@ def test_another_start_of_m_has_a_rate_of_its_own(monkeypatch):
     assert cell("vgg16", "covnorm", options)["lr"] == 1e-2
     assert cell("vgg16", "covnorm", {"variance": 0.99})["lr"] == RATES["vgg16"]["covnorm"]
     rows = []
-    for lr, value in zip(bench("vgg16").rates("covnorm-random"), (50.0, 40.0, 60.0), strict=True):
+    validated = (50.0, 40.0, 60.0, 45.0)
+    for lr, value in zip(settings.rates("vgg16", "covnorm-random"), validated, strict=True):
         for domain in rates.SEARCH:
             key = cell("vgg16", "covnorm", options, lr=lr)
             rows.append({**row(key, domain, 0, 50.0, 1), "validation": value})
     line = cells_of(training.tried(Rows(rows), "vgg16").markdown(), "CovNorm from a random M")
-    assert [part.split(": ")[-1] for part in line[1:]] == ["50.0", "40.0", "60.0", "0.01", "0.01"]
+    assert line[1:] == ["0.0003: 50.0; 0.001: 40.0; 0.003: 60.0; 0.01: 45.0", "0.003", "0.01"]
 
 
 def test_no_table_is_made_at_a_rate_that_the_search_did_not_choose():
@@ -226,7 +232,7 @@ def test_no_table_is_made_at_a_rate_that_the_search_did_not_choose():
         best = 3e-3 if method == "fta" else 1e-3
         return {"validation": 70 - (lr != best) + (domain == "objects")}
 
-    tried = {"rates": lambda _: (3e-4, 1e-3, 3e-3), "rate": lambda _: 1e-3, "cell": validates}
+    tried = {"rate": lambda _: 1e-3, "cell": validates}
     searched = SimpleNamespace(backbone="vgg16", folder=None, **tried)
     rates.check(searched, ("ra", "covnorm", "svd", "covnorm-joint"))
     with pytest.raises(SystemExit, match=r"fta on vgg16: 0\.003 validates best"):

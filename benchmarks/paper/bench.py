@@ -26,40 +26,8 @@ from .. import domains
 from ..fetch import cache
 from ..ledger import Lines
 from ..vgg16_weights import vgg16_file
-from .pretraining import resnet26_file
-
-PIXELS = {"vgg16": 32, "efficientnet-lite0": 64, "resnet26": 32}
-BATCH, EPOCHS, TUNING = 32, 6, 3  # epochs of the A that others start from, and of their tuning
-WHOLE = EPOCHS + TUNING  # epochs of a method that starts from nothing: all see the images as often
-LONGER = 12  # epochs that RA must not need
-# The best of three by validation on two domains: ``python -m benchmarks.paper rates``.
-# For methods that start from a trained A it is the tuning's rate; "cut-…" are those of `metric`.
-# ResNet-26 takes those of VGG16.
-RATES: Mapping[str, Mapping[str, float]] = {
-    "vgg16": {
-        **{"fnft": 1e-4, "bn": 3e-2, "ra": 1e-3, "pca-fta": 3e-3, "covnorm": 3e-4},
-        **{"cut-variance": 1e-3, "cut-loss": 3e-4},
-    },
-    "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
-}
-LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta", "lwf": "fnft"}  # who takes whose rate
-# Rates that are tried where the usual three have their best at an end.
-GRIDS = {
-    "fnft": (3e-5, 1e-4, 3e-4),
-    **dict.fromkeys(("dan", "piggyback", "covnorm"), (1e-4, 3e-4, 1e-3)),
-    **dict.fromkeys(("pca-fta", "covnorm-identity", "covnorm-random"), (1e-3, 3e-3, 1e-2)),
-    **dict.fromkeys(("covnorm-small", "covnorm-identity-small"), (1e-3, 3e-3, 1e-2)),
-    "covnorm-random-small": (1e-3, 3e-3, 1e-2),
-    "bn": (1e-2, 3e-2, 1e-1),
-}
-USUAL = (3e-4, 1e-3, 3e-3)
-
-
-def kind(method: str, options: Mapping[str, Any]) -> str:
-    """What has a rate of its own: a method, by what M starts as, and at small sizes."""
-    name = f"{method}-{options['M']}" if "M" in options else method
-    small = options.get("variance", 1) <= 0.95 or options.get("rank", 1) <= 1 / 16
-    return f"{name}-small" if small else name
+from .pretraining import DOMAIN, resnet26_file
+from .settings import BATCH, EPOCHS, PIXELS, TUNING, WHOLE, kind, rate
 
 
 class Bench:
@@ -117,13 +85,8 @@ class Bench:
         return self._parts[domain]
 
     def rate(self, kind: str) -> float:
-        """The learning rate of a kind: the middle one of three, or as the search chose it."""
-        kind = LIKE.get(kind, kind)
-        return RATES.get(self.backbone, RATES["vgg16"]).get(kind, self.rates(kind)[1])
-
-    def rates(self, kind: str) -> tuple[float, ...]:
-        """Those that are tried."""
-        return GRIDS.get(kind, USUAL)
+        """The learning rate of a kind on this backbone."""
+        return rate(self.backbone, kind)
 
     # ── cells ────────────────────────────────────────────────────────────────────────────────
 
@@ -165,7 +128,7 @@ class Bench:
         starts = "adapter" in cn.METHODS[method].options
         trained = self.trained(domain, seed) if starts else None
         print("…", *key.values(), flush=True)
-        settings = self.settings(method, lr, epochs, seed) | self.own(options, trained)
+        settings = self.settings(method, lr, epochs, seed) | self.own(method, options, trained)
         parts, start = self.parts(domain), time.perf_counter()
         done: cn.Adapted = cn.adapt(
             self.net,
@@ -176,7 +139,7 @@ class Bench:
             classes=None if starts else len(self.data(domain).classes),
             start=trained,
             statistics=parts["plain"],
-            test=parts["test"],
+            test=parts["test"] if method == "covnorm" else None,  # what it has before M is tuned
             progress=False,
             **settings,
         )
@@ -184,7 +147,8 @@ class Bench:
         if method == "ra" and epochs == EPOCHS:
             shutil.rmtree(place := self.place(method, domain, seed, lr), ignore_errors=True)
             self.net.save_domain("cell", place)
-        row = {**key, **self.measured("cell", done), "seconds": round(seconds, 1)}
+        measured = self.measured("cell", parts["test"], done)
+        row = {**key, **measured, "seconds": round(seconds, 1)}
         self.net.remove_domain("cell")
         return row if found is not None else self.lines.add(row)
 
@@ -211,15 +175,15 @@ class Bench:
             method,
             start=starts,
             statistics=[p["plain"] for p in parts],
-            test=[p["test"] for p in parts],
             progress=False,
             **self.settings(method, lr, None, seed),
             **options,
         )
         seconds = round((time.perf_counter() - start) / len(names), 1)
         rows = []
-        for key, cell in zip(keys, cells, strict=True):
-            rows.append({**key, **self.measured(cell, results[cell]), "seconds": seconds})
+        for key, cell, part in zip(keys, cells, parts, strict=True):
+            measured = self.measured(cell, part["test"], results[cell])
+            rows.append({**key, **measured, "seconds": seconds})
         for cell in cells:
             self.net.remove_domain(cell)
         for basis in list(self.net.bases):
@@ -246,16 +210,19 @@ class Bench:
 
     def settings(self, method: str, lr: float, epochs: int | None, seed: int) -> dict[str, Any]:
         """Of training, and of tuning where a method starts from a trained A."""
-        norms = "batch" if method == "bn" else "frozen"
+        # ResNet-26's norms saw one domain alone, and BN has nothing else.
+        norms = "batch" if method == "bn" or self.backbone == "resnet26" else "frozen"
         shared = {"seed": seed, "norms": norms, "schedule": "one-cycle"}
         if "adapter" in cn.METHODS[method].options:
             return {**shared, "tuning": {"epochs": TUNING, "lr": lr, "head_lr": None}}
         return {**shared, "epochs": epochs or WHOLE, "lr": lr}
 
-    def own(self, options: Mapping[str, Any], trained: str | None) -> dict[str, Any]:
+    def own(self, method: str, options: Mapping[str, Any], trained: str | None) -> dict[str, Any]:
         """A method's own options; `share` is a budget, 1/share of A's parameters, and `ratio` the
         same rank of x and y at every site, as a share of its channels."""
         own = dict(options)
+        if method == "lwf":
+            own["source"] = self.parts(DOMAIN)["test"]  # what it must not forget
         if "ratio" in own:
             assert trained is not None
             ratio, maps = own.pop("ratio"), self.net.domain(trained).maps
@@ -266,15 +233,16 @@ class Bench:
             own["budget"] = self.net.num_parameters(trained)["adapter"] // own.pop("share")
         return own
 
-    def measured(self, name: str, done: cn.Adapted) -> dict[str, Any]:
+    def measured(self, name: str, test: Batches, done: cn.Adapted) -> dict[str, Any]:
         """Accuracy, parameters and bytes of a domain."""
         account, sizes = cn.account(self.net, name), self.sizes(name)
+        tested = done.tested or {"final": cn.evaluate(self.net, name, test).accuracy}
         if done.dtype is not None and done.storage is not None:  # rounded to what was chosen
             sizes |= {"bytes": done.storage[done.dtype]["bytes"], "dtype": done.dtype}
         return {
-            "accuracy": done.tested["final"],
+            "accuracy": tested["final"],
             "validation": done.accuracy,
-            "tested": done.tested,
+            "tested": tested,
             "stages": done.stages,
             "declined": done.declined,
             **sizes,

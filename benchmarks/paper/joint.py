@@ -19,7 +19,8 @@ from torch_covnorm.adapters import CovNormMap
 from torch_covnorm.normalize import Factors
 from torch_covnorm.ranks import rank_of
 
-from .bench import TUNING, Bench
+from .bench import Bench
+from .settings import TUNING
 
 RATIOS = (1 / 8, 1 / 16)  # kx = ky = d·ratio
 WAYS = ("variance", "loss", "diagonal")

@@ -18,8 +18,9 @@ from typing import Any
 
 import torch_covnorm as cn
 
-from .bench import TUNING, Bench
+from .bench import Bench
 from .neighbours import CUTS, Trained, apply_, one_threshold
+from .settings import TUNING, rates
 
 SHARES = (8, 16, 32)
 METRICS = ("variance", "loss")
@@ -40,7 +41,7 @@ def search(bench: Bench, names: Iterable[str]) -> None:
     """The tuned ways at every rate, as `rates.run` does it for the methods."""
     for domain in names:
         tuned = [key for key in keys(bench, domain, 0) if key["tuned"]]
-        tried = [{**k, "lr": r} for k in tuned for r in bench.rates(f"cut-{k['way']}")]
+        tried = [{**k, "lr": r} for k in tuned for r in rates(bench.backbone, f"cut-{k['way']}")]
         _run(bench, domain, 0, tried)
 
 

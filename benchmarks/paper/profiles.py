@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ..ledger import Lines
 from . import again, dimensions, joint, metric, parameters, rates, smallest, table1, table2
-from .bench import LONGER, Bench
+from .bench import Bench
+from .settings import LONGER, PIXELS
 
 SEEDS = (0, 1, 2)
-JOINT = SEEDS[:1]
+JOINT = SMALLEST = SEEDS[:1]  # seeds of what costs much and decides little
 QUICK = ("ra", "bn", "fta", "svd-fta", "covnorm", "covnorm-joint")
 PIECES = (
     *("rates", "table1", "trained", "dimensions", "parameters"),
@@ -32,14 +33,15 @@ def two(bench: Bench) -> tuple[str, ...]:
 
 def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
     """One part of the full profile."""
-    vgg, lite = (Bench(b, lines, folder) for b in ("vgg16", "efficientnet-lite0"))
+    vgg, lite, small = (Bench(b, lines, folder) for b in PIXELS)
     methods = (*table1.SEVERAL, *table1.ONE)
 
     def rates_() -> None:
         if folder is not None:
             return  # the originals take the rates that were chosen here
         rates.run(vgg, (*methods, *rates.OTHERS))
-        rates.run(lite, ("ra", "covnorm"))
+        rates.run(lite, ("ra",))
+        rates.run(small, table2.METHODS)
         for bench in (vgg, lite):
             metric.search(bench, rates.SEARCH)
 
@@ -64,12 +66,11 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
                 metric.run(bench, bench.domains, [seed])
 
     def smallest_() -> None:  # on the command's own backbone
-        if folder is None:
-            rates.check(lite, ("ra", "covnorm"))
-        smallest.run(lite, lite.domains, SEEDS)
+        smallest.run(lite, lite.domains, SMALLEST)
 
     def table2_() -> None:
-        small = Bench("resnet26", lines, folder)
+        if folder is None:
+            rates.check(small, table2.METHODS)
         table2.run(small, small.domains, SEEDS[:1], table2.METHODS)
 
     def again_() -> None:

@@ -1,8 +1,9 @@
-"""The learning rate of every kind: the best of three on validation, two domains, one seed.
+"""The learning rate of every kind: the best of three or more on validation, two domains, one seed.
 
-Where these tell rates apart by less than half a point, a third domain is asked as well. A kind
-is a method, also at small sizes, or CovNorm by what else M starts as. The same search for all of
-them; the choice is written down in `bench.RATES`.
+Where the best of three is at their end, further ones are tried. Where the two domains tell rates
+apart by less than half a point, a third one is asked as well. A kind is a method, also at small
+sizes, or CovNorm by what else M starts as. The same search for all of them; the choice is written
+down in `settings.RATES`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch_covnorm as cn
-
 from . import parameters, table1
-from .bench import EPOCHS, Bench, kind
+from .bench import Bench
+from .settings import EPOCHS, LIKE, kind
+from .settings import rates as grid
 
 SEARCH = ("objects", "sketches")
-FURTHER, TIE = "faces", 0.5  # who is asked where less than so many points decide
+FURTHER, TIE = "drawings", 0.5  # who is asked where less than so many points decide
 # What is no method of Table 1 as it stands there: {kind: (method, its options in the search)}.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     kind(method, options): (method, options)
@@ -25,6 +26,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
         ("covnorm", {"variance": 0.9}),
         ("svd-fta", {"rank": 1 / 32}),
         ("fta", {"rank": 1 / 32}),
+        ("pca-fta", {"ratio": 1 / 32}),
         *(("covnorm", start) for start in parameters.starts() if "M" in start),
     )
 }
@@ -36,22 +38,33 @@ def run(bench: Bench, kinds: Iterable[str]) -> None:
         search(bench, name)
 
 
+def two(backbone: str) -> tuple[str, ...]:
+    """The domains of the search: others than what the backbone was trained on."""
+    return ("products", "sketches") if backbone == "resnet26" else SEARCH
+
+
 def search(bench: Bench, name: str) -> dict[float, dict[str, float]]:
     """{rate: {domain: validation}} of a kind; of the third domain where the two cannot tell."""
 
     def validation(domain: str, lr: float) -> float:
         return float(tried(bench, name, domain, lr)["validation"])
 
-    found = {lr: {d: validation(d, lr) for d in SEARCH} for lr in bench.rates(name)}
+    of = two(bench.backbone)
+    found = {lr: {d: validation(d, lr) for d in of} for lr in grid(bench.backbone, name)}
     for lr in close(found):
         found[lr][FURTHER] = validation(FURTHER, lr)
     return found
 
 
+def mean(values: Mapping[str, float], further: bool = False) -> float:
+    """Of the two domains, or of all three."""
+    return statistics.fmean(v for d, v in values.items() if further or d != FURTHER)
+
+
 def close(found: Mapping[float, Mapping[str, float]]) -> list[float]:
     """The rates that the two domains cannot tell from the best one; none if it stands alone."""
-    means = {lr: statistics.fmean(values[d] for d in SEARCH) for lr, values in found.items()}
-    near = [lr for lr, mean in means.items() if mean > max(means.values()) - TIE]
+    means = {lr: mean(values) for lr, values in found.items()}
+    near = [lr for lr, value in means.items() if value > max(means.values()) - TIE]
     return near if len(near) > 1 else []
 
 
@@ -60,19 +73,18 @@ def best(found: Mapping[float, Mapping[str, float]]) -> float:
 
     Of equal ones that nearest to the middle.
     """
-    near = close(found)
-    asked, grid = (*SEARCH, FURTHER) if near else SEARCH, sorted(found)
+    near, tried = close(found), sorted(found)
 
     def rank(lr: float) -> tuple[float, int]:
-        aside = abs(grid.index(lr) - len(grid) // 2)
-        return statistics.fmean(found[lr][d] for d in asked), -aside
+        aside = abs(tried.index(lr) - len(tried) // 2)
+        return mean(found[lr], further=bool(near)), -aside
 
     return max(near or found, key=rank)
 
 
 def searched(name: str) -> bool:
-    """Those of joint mode take the rate of their like alone, and SVD is not tuned."""
-    return name in OTHERS or (not cn.METHODS[name].joint and name != "svd")
+    """Some take the rate of their like, and SVD is not tuned."""
+    return name not in LIKE and name != "svd"
 
 
 def tried(bench: Bench, name: str, domain: str, lr: float) -> dict[str, Any]:
@@ -94,5 +106,5 @@ def check(bench: Bench, kinds: Iterable[str]) -> None:
         if bench.rate(name) != best(found):
             raise SystemExit(
                 f"{name} on {bench.backbone}: {best(found):g} validates best ({found}), "
-                f"and bench.RATES says {bench.rate(name):g}: write it there, and go on"
+                f"and settings.RATES says {bench.rate(name):g}: write it there, and go on"
             )

@@ -9,7 +9,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from ...ledger import Lines
-from . import charts, drawing, metrics, reproduced, smallest, tables, text, training
+from ..settings import PIXELS
+from . import charts, decathlon, drawing, metrics, reproduced, smallest, tables, text, training
 from .blocks import Block, Figure, Heading, Text
 from .claims import claims
 from .rows import Row, Rows
@@ -74,13 +75,13 @@ def _blocks(found: Rows) -> list[Block]:
         charts.eta(found) or _later("dimensions"),
         charts.explained(found),
         Heading("Table 2: a mini-Decathlon"),
-        tables.second(found),
+        decathlon.table(found),
         Heading("Is RA trained well enough?"),
         training.trained(found),
         Heading("The same cell twice"),
         training.again(found) or _later("again"),
         Heading("Learning rates that were tried"),
-        *(training.tried(found, backbone) for backbone in ("vgg16", "efficientnet-lite0")),
+        *(training.tried(found, backbone) for backbone in PIXELS),
     ]
     return [block for block in blocks if block is not None]
 

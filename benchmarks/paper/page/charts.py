@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch_covnorm.report.wording import plural
 
 from .. import metric, parameters
-from ..bench import EPOCHS, TUNING
 from ..dimensions import THRESHOLDS
 from ..published import TABLE1
+from ..settings import EPOCHS, TUNING
 from . import figures, metrics, spectra, stats
 from .blocks import Figure
 from .numbers import number

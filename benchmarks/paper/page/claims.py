@@ -6,13 +6,13 @@ import math
 import statistics
 
 from .. import metric, parameters
-from ..bench import LONGER, WHOLE
 from ..published import TABLE1
+from ..settings import LONGER, WHOLE
 from . import curves, metrics, reproduced, spectra, stats
 from .numbers import share
 from .rows import NAMES, Rows, cell, longer
 from .tables import METHODS, key1
-from .verdicts import FAILS, HOLDS, MISSED, OPEN, WIDE, WITHIN, Claim, judged, unless
+from .verdicts import FAILS, HOLDS, MISSED, ON_THE_MEAN, OPEN, WIDE, WITHIN, Claim, judged, unless
 
 
 def claims(found: Rows) -> list[Claim]:
@@ -157,7 +157,11 @@ def order(found: Rows) -> Claim:
         f"{same} of {len(pairs)} pairs are in the same order on the mean, "
         f"{len(reversed_) or 'none'} clearly in the other" + f": {clearly}" * bool(clearly)
     )
-    verdict = HOLDS if same == len(pairs) else FAILS if reversed_ else MISSED
+    if same == len(pairs):
+        sure = all(pair.verdict == "above" for pair in pairs.values())
+        verdict = HOLDS if sure else ON_THE_MEAN
+    else:
+        verdict = FAILS if reversed_ else MISSED
     whole = len(pairs) == math.comb(len(wanted), 2)
     return Claim("order", claim, numbers, verdict if whole else OPEN)
 

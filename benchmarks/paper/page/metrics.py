@@ -9,10 +9,11 @@ from typing import Any
 
 from .. import joint, metric
 from ..profiles import JOINT, SEEDS
+from ..settings import rate
 from . import stats
 from .blocks import Table
 from .numbers import NONE, number, share, spread
-from .rows import Rows, adapters, bench, cut, said, start
+from .rows import Rows, adapters, cut, said, start
 
 WORDS = {
     "threshold": "CovNorm, one threshold (the paper)",
@@ -97,7 +98,7 @@ def _on_the_first(found: Rows, backbone: str) -> str:
 def _rates(backbone: str, known: Iterable[tuple[str, int, bool]]) -> str:
     """Of the ways that were tuned."""
     ways = dict.fromkeys(way for way, _, tuned in known if tuned)
-    at = {WORDS[way]: bench(backbone).rate(f"cut-{way}") for way in ways}
+    at = {WORDS[way]: rate(backbone, f"cut-{way}") for way in ways}
     return ", ".join(f"{rate:g} ({w.removeprefix('CovNorm, ')})" for w, rate in at.items()) or NONE
 
 
@@ -165,7 +166,7 @@ def shared(found: Rows, backbone: str = "efficientnet-lite0") -> Table:
         f"Joint mode on {backbone}: all domains share C and W, each has its M. "
         "Mean test accuracy in percent; ± is the standard deviation over seeds. Parameters a "
         "domain, with its part of what is shared. All are tuned at "
-        f"{bench(backbone).rate('shared'):g}, which was not searched. Bases of the loss, tuned, "
+        f"{rate(backbone, 'shared'):g}, which was not searched. Bases of the loss, tuned, "
         f"{_gained(found, backbone, names)}."
     )
     head = ["kx = ky", "shared bases of", "not tuned", "tuned", "of RA's parameters"]
@@ -178,7 +179,7 @@ def shared(found: Rows, backbone: str = "efficientnet-lite0") -> Table:
 def _joint(backbone: str, ratio: float, way: str, tuned: bool, n: int) -> Mapping[str, Any]:
     key = {"backbone": backbone, "method": "shared", "way": way, "ratio": ratio}
     key |= {"sharing": n, "tuned": tuned}
-    return {**key, "lr": bench(backbone).rate("shared")} if tuned else key
+    return {**key, "lr": rate(backbone, "shared")} if tuned else key
 
 
 def _gained(found: Rows, backbone: str, names: Mapping[str, str]) -> str:

@@ -39,7 +39,8 @@ def table(found: Rows) -> Table:
     caption = (
         "Points of mean accuracy that one method is above another. Ours are paired by domain, with "
         "a 95 % interval over the domains and all seeds that both have: reproduced where it lies "
-        "above 0, reversed where below. The paper has one run of each and no interval."
+        "above 0, reversed where below; one interval in twenty is off by chance. The paper has one "
+        "run of each and no interval."
     )
     head = ["the paper's Table 1", "published", "ours", "95 % interval", ""]
     methods = [m for m in METHODS if any(m in pair for pair in PAIRS)]

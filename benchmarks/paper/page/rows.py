@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 import torch_covnorm as cn
 
 from ...domains import DOMAINS
-from ..bench import EPOCHS, LONGER, WHOLE, Bench, kind
+from ..settings import EPOCHS, LONGER, WHOLE, kind, rate
 
 # All that tells one experiment from another; a key that a row lacks counts as None.
 FIELDS = (
@@ -94,12 +93,6 @@ def _text(row: Key) -> str:
 # ── keys ─────────────────────────────────────────────────────────────────────────────────────
 
 
-@functools.cache
-def bench(backbone: str) -> Bench:
-    """For its rates and epochs alone; it measures nothing here."""
-    return Bench(backbone, None)  # type: ignore[arg-type]
-
-
 def cell(
     backbone: str,
     method: str,
@@ -110,9 +103,12 @@ def cell(
     domains: int = len(DOMAINS),
 ) -> dict[str, Any]:
     """The key of `Bench.cell`, or of `Bench.together` for a method that `domains` share."""
-    of = bench(backbone)
     options = {**(options or {}), **({"sharing": domains} if cn.METHODS[method].joint else {})}
-    key = {"backbone": backbone, "method": method, "lr": lr or of.rate(kind(method, options))}
+    key = {
+        "backbone": backbone,
+        "method": method,
+        "lr": lr or rate(backbone, kind(method, options)),
+    }
     return {**key, "epochs": epochs or WHOLE, "options": options}
 
 
@@ -126,7 +122,7 @@ def cut(
 ) -> dict[str, Any]:
     """The key of a cut to 1/share of A's parameters."""
     key = {"backbone": backbone, "method": "cut", "way": way, "share": share, "tuned": tuned}
-    return {**key, "lr": lr or bench(backbone).rate(f"cut-{way}")} if tuned else key
+    return {**key, "lr": lr or rate(backbone, f"cut-{way}")} if tuned else key
 
 
 def adapters(found: Rows, backbone: str) -> float | None:

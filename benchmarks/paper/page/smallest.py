@@ -6,8 +6,8 @@ import statistics
 from collections import Counter
 from typing import Any
 
-from ..bench import EPOCHS
-from ..profiles import SEEDS
+from ..profiles import SMALLEST
+from ..settings import EPOCHS
 from ..smallest import METRICS, options
 from . import stats
 from .blocks import Table
@@ -41,7 +41,7 @@ def table(found: Rows, backbone: str = "efficientnet-lite0") -> Table:
         f"{_smaller(found, keys)}"
     )
     head = ["", "file", "of RA's parameters", "precisions", "validation %", "test %"]
-    wanted = len(keys) * len(found.domains) * len(SEEDS)
+    wanted = len(keys) * len(found.domains) * len(SMALLEST)
     rows_of = [said(k) for k in (ra, *keys.values())]
     run = (found.count(keys.values()), wanted)
     return Table(caption, head, body, backbone, rows_of, run, (0, 3))

@@ -9,9 +9,9 @@ import torch_covnorm as cn
 from ... import domains
 from ...fetch import PACKAGES
 from .. import rates, table1
-from ..bench import BATCH, EPOCHS, GRIDS, PIXELS, TUNING, USUAL, WHOLE
 from ..profiles import SEEDS
 from ..published import TABLE1
+from ..settings import BATCH, EPOCHS, PIXELS, TUNING, USUAL, WHOLE
 from .blocks import Block, Heading, Items, Table, Text
 from .rows import NAMES, Rows
 from .verdicts import OPEN, Claim
@@ -86,7 +86,7 @@ def set_up() -> list[Block]:
                 "are frozen but for FNFT and LwF; norms and head are a domain's own. Table 1 "
                 "is without LwF: it keeps the answers of the old head, which this VGG16 does not "
                 f"have (the paper: {TABLE1['lwf'][1]:.1f}). Shares of the network count a head of "
-                "1000 classes with it.",
+                "1000 classes with it (ResNet-26: of 10).",
                 f"**Training**: batches of {BATCH}, AdamW (Piggyback: Adam), one cycle. Every "
                 f"method trains for {WHOLE} epochs, RA too; what compresses an A starts from that "
                 f"of {EPOCHS} epochs and is tuned for {TUNING} more. So all have seen the images "
@@ -95,13 +95,15 @@ def set_up() -> list[Block]:
                 "that validates best is kept, so a validation accuracy is the best of as many. In "
                 "the tables of methods a tuning that validates clearly worse than what it started "
                 "from is undone.",
-                "**Equal tuning**: every method has the same search, the best of three learning "
-                f"rates on the validation images of {' and '.join(rates.SEARCH)}, one seed; lower "
-                f"rates for {_those(-1)}, higher ones for {_those(1)}. Curves have a second search "
-                "for their small sizes. Joint methods take the rate of their like alone, ResNet-26 "
-                "those of VGG16. Heads train at the rate of the rest, but with FNFT and Piggyback, "
-                f"whose rates are low, at {cn.METHODS['fnft'].training['head_lr']:g}. Test images "
-                "choose no setting.",
+                f"**Equal tuning**: every method has the same search, the best of {len(USUAL)} "
+                "learning rates on the validation images of "
+                f"{' and '.join(rates.SEARCH)} (ResNet-26: {' and '.join(rates.two('resnet26'))}), "
+                "one seed; further rates where the best is at an end of them, and "
+                f"{rates.FURTHER} as well where less than {rates.TIE} points decide. Curves have a "
+                "second search for their small sizes. Joint methods take the rate of their like "
+                "alone, LwF that of FNFT, CovNorm on EfficientNet-Lite0 that of VGG16. Heads train "
+                "at the rate of the rest, but with FNFT, LwF and Piggyback, whose rates are low, "
+                f"at {cn.METHODS['fnft'].training['head_lr']:g}. Test images choose no setting.",
                 f"**Seeds**: {len(SEEDS)} for {several}, one for the rest. A seed sets head, "
                 "adapters and the order of the images; the split stays.",
                 "**Intervals** are by Student's t over the domains, seeds averaged first: they "
@@ -111,12 +113,6 @@ def set_up() -> list[Block]:
             ]
         ),
     ]
-
-
-def _those(side: int) -> str:
-    """Whose rates are lower than the usual ones (-1), or higher (1)."""
-    *most, last = (n for k, n in NAMES.items() if side * (GRIDS.get(k, USUAL)[0] - USUAL[0]) > 0)
-    return f"{', '.join(most)} and {last}"
 
 
 def _chance() -> str:
@@ -160,7 +156,8 @@ def verdicts(claims: list[Claim]) -> list[Block]:
             "Written down before these cells were run, after first experiments with one seed; "
             "numbers and verdicts are computed from the rows. An expectation that the mean "
             "meets while the interval reaches beyond it is said to hold on the mean alone; one "
-            "that the mean misses while the interval reaches it is missed, but not refuted. These "
+            "that the mean misses while the interval reaches it is missed, but not refuted. No "
+            "allowance is made for their number: one interval in twenty is off by chance. These "
             "words, and that RA's length is judged from nine epochs on instead of six, were chosen "
             "when a part of the rows was known."
         ),

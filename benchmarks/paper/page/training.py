@@ -5,12 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from .. import metric, rates
+from .. import metric, rates, settings
 from . import stats
 from .blocks import Table
 from .metrics import WORDS
 from .numbers import NONE, number, spread
-from .rows import NAMES, Rows, bench, cell, cut, longer, said, start
+from .rows import NAMES, Rows, cell, cut, longer, said, start
 from .tables import METHODS
 
 
@@ -36,65 +36,59 @@ def again(found: Rows) -> Table | None:
     """Cells that were run twice with one seed."""
     rows = [r for r in found.all if r["method"] == "again"]
     body = [
-        [r["backbone"], NAMES[r["of"]], r["domain"], f"{r['first']:.4f}", f"{r['accuracy']:.4f}"]
+        [
+            *(r["backbone"], NAMES[r["of"]], r["domain"]),
+            *(f"{r[run]:.4f}" for run in ("first", "accuracy")),
+            "the same" if r["accuracy"] == r["first"] else "**not the same**",
+        ]
         for r in rows
     ]
-    head = ["backbone", "method", "domain", "first", "again"]
+    head = ["backbone", "method", "domain", "first", "again", ""]
     caption = (
         "Test accuracy in percent of the same cell with the same seed, run twice: "
         'the rows with `"method": "again"`.'
     )
-    return Table(caption, head, body, left=range(3)) if rows else None
+    return Table(caption, head, body, left=(0, 1, 2, 5)) if rows else None
 
 
-def tried(found: Rows, backbone: str) -> Table:
+def tried(found: Rows, backbone: str) -> Table | None:
     """The learning rates that were tried, on validation; see `rates.run`."""
     body, keys, ends = [], [], []
     for name, asked in _searched().items():
-        grid = bench(backbone).rates(asked)
+        grid = settings.rates(backbone, asked)
         values = {lr: _validated(found, backbone, asked, lr) for lr in grid}
         keys += [key for lr in grid for key in _keys(backbone, asked, lr)]
-        known = [lr for lr in grid if values[lr].keys() >= {*rates.SEARCH}]
+        known = {lr: v for lr, v in values.items() if v.keys() >= {*rates.two(backbone)}}
         if not known:
             continue
-        near = [] if asked.startswith("cut-") or len(known) < len(grid) else rates.close(values)
-        best = _best(values, near) if len(known) == len(grid) else None
+        near = [] if asked.startswith("cut-") else rates.close(known)
+        whole = len(known) == len(grid) and all(rates.FURTHER in known[lr] for lr in near)
+        best = rates.best(known) if whole else None
         if best in (grid[0], grid[-1]):
             ends.append(name)
-        cells = [_said(lr, values[lr], lr in near) for lr in grid]
-        used = f"{bench(backbone).rate(asked):g}"
-        body.append([name, *cells, NONE if best is None else f"{best:g}", used])
-    where = " and ".join(rates.SEARCH)
+        cells = "; ".join(_said(lr, known.get(lr), lr in near) for lr in grid)
+        used = f"{settings.rate(backbone, asked):g}"
+        body.append([name, cells, NONE if best is None else f"{best:g}", used])
+    where = " and ".join(rates.two(backbone))
     caption = (
         f"Learning rates on {backbone}: mean validation accuracy in percent on {where}, seed 0, "
-        f"and the rate of all other results. Where methods are less than {rates.TIE} apart there, "
-        f"{rates.FURTHER} are asked as well, and the mean of the three decides. Methods that start "
-        "from a trained A are tuned at it; RA is that A. Small: at t = 0.9 or d/32, for t up to "
-        "0.95 and ranks up to d/16. Cuts: means over the shares."
+        f"and the rate of all other results. Where rates are less than {rates.TIE} apart there, "
+        f"{rates.FURTHER} are asked as well, and the mean of the three decides (cuts: the two "
+        "alone). Methods that start from a trained A are tuned at it; RA is that A. Small: at "
+        "t = 0.9 or d/32, for t up to 0.95 and ranks up to d/16. Cuts: means over the shares."
     )
     if ends:
         at_ends = "; ".join(ends)
-        caption += f" The best is at an end of the three, and there may be a better one: {at_ends}."
-    head = ["method", "lowest rate", "middle", "highest", "best", "used"]
-    return Table(caption, head, body, backbone, [said(k) for k in keys if found.of(k)])
+        caption += f" The best is at an end, and there may be a better one: {at_ends}."
+    head = ["method", "rate: accuracy", "best", "used"]
+    made_of = [said(k) for k in keys if found.of(k)]
+    return Table(caption, head, body, backbone, made_of, left=(0, 1)) if body else None
 
 
-def _best(values: dict[float, dict[str, float]], near: list[float]) -> float | None:
-    """None before the third domain was asked."""
-    if not near:
-        return max(values, key=lambda lr: _mean(values[lr]))
-    whole = all(rates.FURTHER in values[lr] for lr in near)
-    return rates.best(values) if whole else None
-
-
-def _said(lr: float, validated: dict[str, float], near: bool) -> str:
-    mean = _mean(validated) if validated.keys() >= {*rates.SEARCH} else None
-    further = validated.get(rates.FURTHER) if near else None
-    return f"{lr:g}: {number(mean)}" + (f", {rates.FURTHER} {number(further)}" if near else "")
-
-
-def _mean(validated: dict[str, float]) -> float:
-    return statistics.fmean(validated[d] for d in rates.SEARCH)
+def _said(lr: float, validated: dict[str, float] | None, near: bool) -> str:
+    mean = None if validated is None else rates.mean(validated)
+    further = f" ({rates.FURTHER} {number((validated or {}).get(rates.FURTHER))})" if near else ""
+    return f"{lr:g}: {number(mean)}{further}"
 
 
 def _searched() -> dict[str, str]:
@@ -117,5 +111,7 @@ def _keys(backbone: str, asked: str, lr: float) -> list[dict[str, Any]]:
 def _validated(found: Rows, backbone: str, asked: str, lr: float) -> dict[str, float]:
     """{domain of the search: validation of the first seed}, of those that have all of it."""
     by_key = [found.values(key, "validation") for key in _keys(backbone, asked, lr)]
-    domains = [d for d in (*rates.SEARCH, rates.FURTHER) if all(0 in v.get(d, {}) for v in by_key)]
+    further = () if asked.startswith("cut-") else (rates.FURTHER,)
+    wanted = (*rates.two(backbone), *further)
+    domains = [d for d in wanted if all(0 in v.get(d, {}) for v in by_key)]
     return {d: statistics.fmean(v[d][0] for v in by_key) for d in domains}

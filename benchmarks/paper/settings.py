@@ -1,0 +1,57 @@
+"""How all cells are trained: sizes, epochs, and learning rates with those that were tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PIXELS = {"vgg16": 32, "efficientnet-lite0": 64, "resnet26": 32}
+BATCH, EPOCHS, TUNING = 32, 6, 3  # epochs of the A that others start from, and of their tuning
+WHOLE = EPOCHS + TUNING  # epochs of a method that starts from nothing: all see the images as often
+LONGER = 12  # epochs that RA must not need
+
+# The best of those that were tried, by validation: ``python -m benchmarks.paper rates``.
+# For methods that start from a trained A it is the tuning's rate; "cut-…" are those of `metric`.
+# What is not named has the middle one of USUAL.
+RATES: Mapping[str, Mapping[str, float]] = {
+    "vgg16": {
+        **{"fnft": 1e-4, "bn": 3e-2, "pca-fta": 3e-3, "piggyback": 3e-4, "covnorm": 3e-4},
+        **{"cut-variance": 1e-3, "cut-loss": 3e-4},
+    },
+    "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
+    "resnet26": {"fnft": 3e-4, "piggyback": 3e-4},
+}
+LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta", "lwf": "fnft"}  # who takes whose rate
+USUAL = (3e-4, 1e-3, 3e-3)
+# Where the best of the usual three is at their end, further ones are tried; the weights that FNFT
+# and Piggyback change were trained already, so their three are lower.
+GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "vgg16": {
+        "fnft": (3e-5, 1e-4, 3e-4, 1e-3),
+        "piggyback": (1e-4, 3e-4, 1e-3),
+        "bn": (*USUAL, 1e-2, 3e-2, 1e-1),
+        "covnorm": (1e-4, *USUAL),
+        **dict.fromkeys(("pca-fta", "covnorm-identity", "covnorm-random"), (*USUAL, 1e-2)),
+        **dict.fromkeys(("covnorm-identity-small", "covnorm-random-small"), (*USUAL, 1e-2)),
+    },
+    "efficientnet-lite0": {"ra": (*USUAL, 1e-2)},
+    "resnet26": dict.fromkeys(("fnft", "piggyback"), (1e-4, 3e-4, 1e-3)),
+}
+
+
+def kind(method: str, options: Mapping[str, Any]) -> str:
+    """What has a rate of its own: a method, by what M starts as, and at small sizes."""
+    name = f"{method}-{options['M']}" if "M" in options else method
+    rank = min(options.get("rank", 1), options.get("ratio", 1))
+    small = options.get("variance", 1) <= 0.95 or rank <= 1 / 16
+    return f"{name}-small" if small else name
+
+
+def rate(backbone: str, kind: str) -> float:
+    """The learning rate of a kind."""
+    return RATES[backbone].get(LIKE.get(kind, kind), USUAL[1])
+
+
+def rates(backbone: str, kind: str) -> tuple[float, ...]:
+    """Those that are tried."""
+    return GRIDS[backbone].get(kind, USUAL)
