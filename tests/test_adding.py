@@ -203,14 +203,18 @@ def test_fewer_splits_do_and_the_results_say_what_they_are_of(ecology, splits):
     assert verify(ecology.folder) == []
 
 
-def test_a_network_of_one_size_alone_is_told_before_any_training(tmp_path):
+@pytest.mark.parametrize(
+    ("size", "remedy"),
+    [(16, r"at the size it takes \(--size\)$"), (224, r"at its own size, 224 \(--size 224\)$")],
+)
+def test_a_network_of_one_size_alone_is_told_before_any_training(tmp_path, size, remedy):
     def backbone():
         torch.manual_seed(0)
-        layers = (nn.Conv2d(3, 4, 3, padding=1), nn.Flatten(), nn.Linear(4 * 16 * 16, 5))
-        return nn.Sequential(*layers)
+        layers = (nn.Conv2d(3, 4, 3, stride=8, padding=1), nn.Flatten())
+        return nn.Sequential(*layers, nn.Linear(4 * (size // 8) ** 2, 5))
 
-    ecology = Ecology.create(tmp_path / "house", backbone())
-    with pytest.raises(cn.CovNormError, match=r"not take images of 8 × 8 pixels.*--size \d+"):
+    ecology = Ecology.create(tmp_path / "house", backbone())  # 224 where nothing is said
+    with pytest.raises(cn.CovNormError, match=rf"not take images of 8 × 8 pixels.*{remedy}"):
         add(ecology, "digits", small.decoded(), small.how(), backbone=backbone())
     assert not ecology.domains
 

@@ -284,18 +284,32 @@ def _pair(rank: Any) -> list[int]:
     return list(rank) if isinstance(rank, tuple | list) else [rank, rank]
 
 
-@torch.no_grad()
 def _try_one(net: MultiDomainNetwork, data: Decoded, inputs: dict[str, Any], own: int) -> None:
     """Some networks take images of one size alone: said before any training."""
     image = next(iter(data.splits.values())).x[:1]
+    if (error := _refusal(net, image, inputs)) is None:
+        return
+    other = _refusal(net, image.new_zeros(1, 3, own, own), {**inputs, "size": own})
+    remedy = (
+        f"its own size, {own} (--size {own})" if other is None else "the size it takes (--size)"
+    )
+    raise CovNormError(
+        f"the backbone does not take images of {data.size} × {data.size} pixels ({error}): decode "
+        f"them at {remedy}"
+    )
+
+
+@torch.no_grad()
+def _refusal(
+    net: MultiDomainNetwork, image: torch.Tensor, inputs: dict[str, Any]
+) -> Exception | None:
+    """What the backbone raises on an image; a network may raise anything."""
     device = next(net.backbone.parameters()).device
     try:
         net.eval().backbone(as_input(image, inputs).to(device))
-    except Exception as error:  # a network may raise anything
-        raise CovNormError(
-            f"the backbone does not take images of {data.size} × {data.size} pixels ({error}): "
-            f"decode them at its own size, {own} (--size {own})"
-        ) from None
+    except Exception as error:
+        return error
+    return None
 
 
 def _inputs(ecology: Ecology, data: Decoded) -> dict[str, Any]:
