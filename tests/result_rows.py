@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from benchmarks.domains import DOMAINS
+from benchmarks.domains import DOMAINS, stated
 from benchmarks.paper import joint, parameters, settings, smallest, table1, table2
 from benchmarks.paper.page import metrics, render
 from benchmarks.paper.page.claims import claims
@@ -43,6 +43,7 @@ def row(key: dict, domain: str, seed: int, accuracy: float, size: float, **more:
         "shared": 0,
         "of_ra": size,
         "of_network": size * RA / NETWORK,
+        "n": stated()[domain][1][-1] if domain in stated() else 100,
         "seconds": 1.0,
     }
     return {**key, **where, **measured, **more}

@@ -1,18 +1,13 @@
 """The domains that the benchmarks make of their archives, and of the paper's own datasets."""
 
 import pickle
-import shutil
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from small_archives import MAKERS, PACKS, idx, noise, picture, place, place_small, tgz
 
 from benchmarks import domains, fetch, readers, vgg16_weights
-from benchmarks.ledger import Lines
-from benchmarks.paper.bench import Bench
 from torch_covnorm import CovNormError
 
 PARTS = ("train", "val", "test")
@@ -219,63 +214,3 @@ def test_the_second_load_needs_no_archive_and_a_changed_one_is_made_anew(monkeyp
 def test_an_unknown_domain_is_refused_by_name():
     with pytest.raises(CovNormError, match=r"no domain 'face': did you mean 'faces'\?"):
         domains.load("face")
-
-
-# ── the paper's datasets from a folder ──────────────────────────────────────────────────────────
-
-
-def write(folder, counts):
-    rng = np.random.default_rng(len(str(folder)))
-    for label, (name, n) in enumerate(counts.items()):
-        (folder / name).mkdir(parents=True)
-        for i in range(n):
-            image = np.full((40, 50, 3), 40 * label, np.uint8)
-            image[30:] = rng.integers(0, 255, 3)
-            Image.fromarray(image).save(folder / name / f"{i}.png")
-
-
-def test_image_folders_take_the_place_of_the_domains(tmp_path, monkeypatch, capsys):
-    root = tmp_path / "originals"
-    write(root / "svhn", {"0": 20, "1": 20, "2": 20})
-    write(root / "FLOWERS" / "train", {"daisy": 12, "rose": 12})
-    write(root / "FLOWERS" / "test", {"daisy": 4, "rose": 5})
-    write(root / "elsewhere", {"a": 3})
-    assert domains.names() == domains.DOMAINS
-    assert domains.names(root) == ("Flowers", "SVHN")
-    split = domains.load("SVHN", root)
-    assert split.classes == ("0", "1", "2")
-    assert split.x_train.shape == (39, 3, 64, 64)
-    assert Counter(split.y_test.tolist()) == {0: 5, 1: 5, 2: 5}
-    assert Counter(split.y_val.tolist()) == {0: 2, 1: 2, 2: 2}
-    for x, y in parts_of(split).values():
-        assert (x[:, 0, 5, 5] == 40 * y).all()
-    flowers = domains.load("Flowers", root)
-    assert Counter(flowers.y_test.tolist()) == {0: 4, 1: 5}
-    assert len(flowers.y_val) == 4
-    assert capsys.readouterr().out == ""
-    shutil.copy(root / "FLOWERS/train/daisy/0.png", root / "FLOWERS/test/daisy/0.png")
-    (root / "FLOWERS/notes.txt").write_text("")
-    domains.load("Flowers", root)
-    told = capsys.readouterr().out
-    assert "Flowers: 1 images are in two parts" in told
-    assert "Flowers: ignored: files beside the class folders (1)" in told
-
-
-def test_the_source_of_a_pre_training_is_ours_with_a_folder_too(tmp_path, monkeypatch):
-    place_small(monkeypatch, "objects")
-    write(tmp_path / "Flowers", {"daisy": 20, "rose": 20})
-    bench = Bench("resnet26", Lines("nothing"), tmp_path)
-    assert bench.domains == ("Flowers",)
-    assert bench.data("Flowers").classes == ("daisy", "rose")
-    assert torch.equal(bench.data("objects").x_test, domains.load("objects").x_test)
-
-
-def test_a_folder_that_lacks_something_is_refused(tmp_path):
-    with pytest.raises(CovNormError, match="nowhere: has none of the folders FGVC, MITIndoor"):
-        domains.names(tmp_path / "nowhere")
-    write(tmp_path / "Flowers" / "train", {"daisy": 3, "rose": 3})
-    write(tmp_path / "Flowers" / "val", {"daisy": 1, "rose": 1})
-    with pytest.raises(CovNormError, match=r"Flowers: has no test images: add them"):
-        domains.load("Flowers", tmp_path)
-    with pytest.raises(CovNormError, match=r"no dataset 'flower': did you mean 'Flowers'\?"):
-        domains.load("flower", tmp_path)

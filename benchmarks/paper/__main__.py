@@ -10,10 +10,14 @@ Each result is kept as it comes, and what is there is not run again: stop it whe
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from .. import domains, originals
 from ..ledger import Lines
 from . import profiles
+from .pretraining import origin
 
 
 def main() -> None:
@@ -37,13 +41,23 @@ def main() -> None:
         bench = profiles.quick(lines, args.data)
         print(table1(lines.rows, profiles.two(bench)))
     else:
-        from ..domains import names
-        from .page.tables import table1
-
         lines = Lines("paper" if args.data is None else "originals")
         for piece in profiles.PIECES if args.what == "full" else (args.what,):
             profiles.piece(piece, lines, args.data)
-        print(table1(lines.rows, names(args.data)))
+        for table in _ending(lines.rows, args.data):
+            print(table)
+
+
+def _ending(rows: list[dict[str, Any]], folder: Path | None) -> Iterator[str]:
+    """Table 1 of ours, or of the folder's datasets; and Table 2 of the folder's Decathlon."""
+    from .page import decathlon
+    from .page.rows import Rows
+    from .page.tables import table1
+
+    if names := domains.DOMAINS if folder is None else tuple(originals.folders(folder)):
+        yield table1(rows, names)
+    if folder is not None and (archive := originals.archive_in(folder)):
+        yield decathlon.table(Rows(rows, archive.datasets), origin(archive)).markdown()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ not run again.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import time
@@ -22,11 +23,12 @@ from torch_covnorm.data.loader import Batches
 from torch_covnorm.ranks import rank_of
 from torch_covnorm.records import digest
 
-from .. import domains
+from .. import domains, originals
 from ..fetch import cache
 from ..ledger import Lines
+from ..originals import archive_in
 from ..vgg16_weights import vgg16_file
-from .pretraining import DOMAIN, resnet26_file
+from .pretraining import origin, resnet26_file
 from .settings import BATCH, EPOCHS, PIXELS, TUNING, WHOLE, kind, rate
 
 
@@ -35,17 +37,26 @@ class Bench:
 
     def __init__(self, backbone: str, lines: Lines, folder: Path | None = None) -> None:
         self.backbone, self.lines, self.folder = backbone, lines, folder
-        self.domains = domains.names(folder)
+        # The Decathlon is Table 2's alone.
+        self.archive = archive_in(folder) if folder and backbone == "resnet26" else None
+        self.origin = origin(self.archive)
         self._net: cn.MultiDomainNetwork | None = None
         self._data: dict[str, domains.Split] = {}
         self._digests: dict[str, str] = {}
         self._parts: dict[str, dict[str, Batches]] = {}
 
+    @functools.cached_property
+    def domains(self) -> tuple[str, ...]:
+        """Ours, or those of the folder."""
+        if self.archive is not None:
+            return tuple(self.archive.datasets)
+        return domains.DOMAINS if self.folder is None else originals.names(self.folder)
+
     @property
     def net(self) -> cn.MultiDomainNetwork:
         """The frozen network, loaded at the first use."""
         if self._net is None:
-            files = {"vgg16": vgg16_file, "resnet26": resnet26_file}
+            files = {"vgg16": vgg16_file, "resnet26": lambda: resnet26_file(self.archive)}
             source = files.get(self.backbone, lambda: self.backbone)()
             net = cn.load_backbone(source).to(memory_format=torch.channels_last)
             self._net = cn.MultiDomainNetwork(net)
@@ -54,8 +65,12 @@ class Bench:
     def data(self, domain: str) -> domains.Split:
         """The images and labels of a domain: of the folder, or one of ours."""
         if domain not in self._data:
-            folder = self.folder if domain in self.domains else None
-            self._data[domain] = domains.load(domain, folder)
+            if self.folder is None or domain not in self.domains:
+                self._data[domain] = domains.load(domain)
+            elif self.archive is not None:
+                self._data[domain] = originals.dataset(domain, self.archive)
+            else:
+                self._data[domain] = originals.load(domain, self.folder)
         return self._data[domain]
 
     def images(self, domain: str) -> str:
@@ -69,7 +84,7 @@ class Bench:
         """Loaders of a domain: "train" (shuffled), "plain" (the same in order), "val", "test"."""
         if domain not in self._parts:
             data, how = self.data(domain), preprocessing_of(self.net.backbone)
-            size = PIXELS[self.backbone]
+            size = PIXELS[self.backbone] if self.archive is None else originals.PIXELS
 
             def part(x: torch.Tensor, y: torch.Tensor, shuffle: bool = False) -> Batches:
                 sized = (prepare(few, size, 0.0, 1 / 255).round() for few in x.split(1000))
@@ -148,7 +163,8 @@ class Bench:
             shutil.rmtree(place := self.place(method, domain, seed, lr), ignore_errors=True)
             self.net.save_domain("cell", place)
         measured = self.measured("cell", parts["test"], done)
-        row = {**key, **measured, "seconds": round(seconds, 1)}
+        n = len(self.data(domain).y_test)
+        row = {**key, **measured, "n": n, "seconds": round(seconds, 1)}
         self.net.remove_domain("cell")
         return row if found is not None else self.lines.add(row)
 
@@ -222,7 +238,7 @@ class Bench:
         same rank of x and y at every site, as a share of its channels."""
         own = dict(options)
         if method == "lwf":
-            own["source"] = self.parts(DOMAIN)["test"]  # what it must not forget
+            own["source"] = self.parts(self.origin)["test"]  # what it must not forget
         if "ratio" in own:
             assert trained is not None
             ratio, maps = own.pop("ratio"), self.net.domain(trained).maps

@@ -1,6 +1,7 @@
 """ResNet-26 for the mini-Decathlon, pre-trained here on one domain: CIFAR-10's objects.
 
-Its images are others than those that `domains.load("objects")` validates and tests on.
+Its images are others than those that `domains.load("objects")` validates and tests on. From the
+Decathlon's archive it is trained on its imagenet12.
 """
 
 from __future__ import annotations
@@ -11,27 +12,42 @@ from pathlib import Path
 import safetensors.torch
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader
 
 import torch_covnorm as cn
 from torch_covnorm.backbones import preprocessing_of
+from torch_covnorm.data import Decathlon
 from torch_covnorm.data.loader import Batches
 
 from .. import domains
-from ..fetch import cache, members
+from ..fetch import cache, members, sha256
+from ..originals import SOURCE, annotations
 from ..readers import READERS, take
 
-DOMAIN, IMAGES, EPOCHS, LR, SEED = "objects", 10_000, 12, 3e-3, 0
+DOMAIN, IMAGES, BATCH, EPOCHS, LR, SEED = "objects", 10_000, 64, 8, 3e-3, 0
 
 
-def resnet26_file() -> Path:
+def origin(archive: Decathlon | None = None) -> str:
+    """What ResNet-26 is trained on: the Decathlon's source where it is there, else our objects."""
+    return SOURCE if archive is not None and SOURCE in archive.datasets else DOMAIN
+
+
+def resnet26_file(archive: Decathlon | None = None) -> Path:
     """The weights as a safetensors file; trained on the first call, which goes on if killed."""
-    file = cache() / f"resnet26-{DOMAIN}-{IMAGES}-{EPOCHS}.safetensors"
+    archive = archive if origin(archive) == SOURCE else None
+    which = IMAGES if archive is None else sha256(annotations(SOURCE, archive)["train"])[:8]
+    file = cache() / f"resnet26-{origin(archive)}-{which}-{EPOCHS}.safetensors"
     if file.exists():
         return file
     torch.manual_seed(SEED)
     net = cn.load_backbone("resnet26", weights="random")
-    net.fc = torch.nn.Linear(net.fc.in_features, 10)
-    train = Batches(*images(), preprocessing_of(net), 64, shuffle=True)
+    train: Batches | DataLoader[tuple[torch.Tensor, int]]
+    if archive is not None:
+        part = archive.split(SOURCE, "train")
+        train, classes = part.loader(BATCH), len(part.classes)
+    else:
+        train, classes = Batches(*images(), preprocessing_of(net), BATCH, shuffle=True), 10
+    net.fc = torch.nn.Linear(net.fc.in_features, classes)
     steps = EPOCHS * len(train)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps)

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import statistics
 
-from ...domains import stated
 from .. import table2
 from ..pretraining import DOMAIN
 from .blocks import Table
 from .numbers import NONE, number
 from .rows import NAMES, Rows, cell, said
 
-SMALLEST = min(stated(), key=lambda d: stated()[d][1][-1])  # by its images to test
 
-
-def table(found: Rows) -> Table:
-    """Accuracy and points a domain, score, size."""
-    domains = [d for d in found.domains if d != DOMAIN]
+def table(found: Rows, origin: str = DOMAIN) -> Table:
+    """Accuracy and points a domain, score, size; `origin` is what the network was trained on."""
+    domains = [d for d in found.domains if d != origin]
     keys = {m: cell("resnet26", m, table2.OPTIONS.get(m, {})) for m in table2.METHODS}
     means = {m: {d: statistics.fmean(v.values()) for d, v in found.values(k).items()}
              for m, k in keys.items()}  # fmt: skip
     base = means[table2.BASELINE]
+    tested = {d: row["n"] for k in keys.values() for (d, _), row in found.of(k).items()}
+    smallest = min(tested, key=lambda d: tested[d], default=None)
     body = []
     for method, key in keys.items():
-        points = {d: _points(d, means[method].get(d), base.get(d)) for d in domains}
+        points = {d: _points(means[method].get(d), base.get(d), tested.get(d)) for d in domains}
         # Of the smallest test part one image is worth hundreds of points: also without it.
         scores = [
             ([p for d in of if (p := points[d]) is not None], len(of))
-            for of in (domains, [d for d in domains if d != SMALLEST])
+            for of in (domains, [d for d in domains if d != smallest])
         ]
         size = found.mean(key, "of_network")
         body.append(
@@ -50,29 +49,36 @@ def table(found: Rows) -> Table:
         "Decathlon's formula against our own fine-tuned networks (FNFT, which gets 250 a domain by "
         "definition; no error at all counts as half an image). It compares with no leaderboard: "
         "other domains, other images, another pre-training. "
-        f"ResNet-26 was pre-trained here on {DOMAIN} (test accuracy {source}), which "
-        f"is no part of the score; {SMALLEST} has so few images to test that one of them is worth "
-        "hundreds of points. Size: of the network and its domains, in networks. LwF has no warm-up "
-        "of its head, so that all see the images as often, and a fork of the network for each "
-        f"domain, trained from the first network and not one from the other{_kept(found)}."
+        f"ResNet-26 was pre-trained here on {origin} (test accuracy {source}), which is no part of "
+        "the score. The fewer images there are to test, the more points one of them is worth: so "
+        "the score also without the fewest. Size: of the network and its domains, in networks. LwF "
+        "has no warm-up of its head, so that all see the images as often, and a fork of the "
+        "network for each domain, trained from the first network and not one from the other"
+        f"{_kept(found, origin)}."
     )
     run = sum(len(found.of(k)) for k in keys.values()), len(keys) * len(domains)
-    head = ["method", *domains, "score", f"without {SMALLEST}", "size"]
+    head = [
+        "method",
+        *domains,
+        "score",
+        f"without {smallest}" if smallest else "without one",
+        "size",
+    ]
     return Table(caption, head, body, "resnet26", [said(k) for k in keys.values()], run)
 
 
-def _points(domain: str, accuracy: float | None, baseline: float | None) -> float | None:
-    """By the formula, which divides by the baseline's error: none counts as half an image."""
-    if accuracy is None or baseline is None:
+def _points(accuracy: float | None, baseline: float | None, n: int | None) -> float | None:
+    """By the formula, which divides by the baseline's error: none counts as half an image of n."""
+    if accuracy is None or baseline is None or n is None:
         return None
-    most = 100 * (1 - 0.5 / stated()[domain][1][-1])
+    most = 100 * (1 - 0.5 / n)
     return float(table2.score({"it": min(accuracy, most)}, {"it": min(baseline, most)})["total"])
 
 
-def _kept(found: Rows) -> str:
+def _kept(found: Rows, origin: str) -> str:
     """What LwF's forks still know of the first domain."""
     after = found.values(cell("resnet26", "lwf", table2.OPTIONS["lwf"]), "forgetting", "after")
     if not after:
         return ""
     mean = statistics.fmean(v for of_seeds in after.values() for v in of_seeds.values())
-    return f"; on {DOMAIN} the forks still have {mean:.1f} % on the mean"
+    return f"; on {origin} the forks still have {mean:.1f} % on the mean"
