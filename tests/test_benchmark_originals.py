@@ -1,8 +1,10 @@
 """The paper's own data from a folder: image folders, and the Decathlon's archive."""
 
 import json
+import re
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,6 +82,12 @@ def test_a_folder_that_lacks_something_is_refused(tmp_path):
         originals.load("Flowers", tmp_path)
     with pytest.raises(CovNormError, match=r"no dataset 'flower': did you mean 'Flowers'\?"):
         originals.load("flower", tmp_path)
+
+
+def test_the_docs_name_every_piece():
+    page = (Path(__file__).parent.parent / "docs" / "benchmark.md").read_text()
+    assert tuple(re.findall(r"^\| `(\w+)` \|", page, re.M)) == profiles.PIECES
+    assert all(f"`{name}`" in page for name in originals.NAMES)
 
 
 # ── the Decathlon's archive ──────────────────────────────────────────────────────────────────────
