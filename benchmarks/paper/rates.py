@@ -1,9 +1,9 @@
 """The learning rate of every kind: the best of three or more on validation, two domains, one seed.
 
 Where the best of three is at their end, further ones are tried. Where the two domains tell rates
-apart by less than half a point, a third one is asked as well. A kind is a method, also at small
-sizes, or CovNorm by what else M starts as. The same search for all of them; the choice is written
-down in `settings.RATES`.
+apart by less than half a point, a third one is asked as well. A kind is a method, or CovNorm by
+what else M starts as, at the size that Table 1 has it. The same search for all of them; the choice
+is written down in `settings.RATES`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,11 @@ from .settings import rates as grid
 
 SEARCH = ("objects", "sketches")
 FURTHER, TIE = "drawings", 0.5  # who is asked where less than so many points decide
-# What is no method of Table 1 as it stands there: {kind: (method, its options in the search)}.
+# CovNorm by what else M starts as, with its threshold in the search: {kind: (method, options)}.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    kind(method, options): (method, options)
-    for method, options in (
-        ("covnorm", {"variance": 0.9}),
-        ("svd-fta", {"rank": 1 / 32}),
-        ("fta", {"rank": 1 / 32}),
-        ("pca-fta", {"ratio": 1 / 32}),
-        *(("covnorm", start) for start in parameters.starts() if "M" in start),
-    )
+    kind("covnorm", start): ("covnorm", start)
+    for start in parameters.starts()
+    if "M" in start and start["variance"] == table1.OPTIONS["covnorm"]["variance"]
 }
 
 

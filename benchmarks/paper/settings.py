@@ -32,7 +32,6 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
         "bn": (*USUAL, 1e-2, 3e-2, 1e-1),
         "covnorm": (1e-4, *USUAL),
         **dict.fromkeys(("pca-fta", "covnorm-identity", "covnorm-random"), (*USUAL, 1e-2)),
-        **dict.fromkeys(("covnorm-identity-small", "covnorm-random-small"), (*USUAL, 1e-2)),
     },
     "efficientnet-lite0": {"ra": (*USUAL, 1e-2)},
     "resnet26": dict.fromkeys(("fnft", "piggyback"), (1e-4, 3e-4, 1e-3)),
@@ -40,11 +39,8 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 
 
 def kind(method: str, options: Mapping[str, Any]) -> str:
-    """What has a rate of its own: a method, by what M starts as, and at small sizes."""
-    name = f"{method}-{options['M']}" if "M" in options else method
-    rank = min(options.get("rank", 1), options.get("ratio", 1))
-    small = options.get("variance", 1) <= 0.95 or rank <= 1 / 16
-    return f"{name}-small" if small else name
+    """What has a rate of its own: a method, by what M starts as."""
+    return f"{method}-{options['M']}" if "M" in options else method
 
 
 def rate(backbone: str, kind: str) -> float:

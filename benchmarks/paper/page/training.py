@@ -74,8 +74,8 @@ def tried(found: Rows, backbone: str) -> Table | None:
         f"Learning rates on {backbone}: mean validation accuracy in percent on {where}, seed 0, "
         f"and the rate of all other results. Where rates are less than {rates.TIE} apart there, "
         f"{rates.FURTHER} are asked as well, and the mean of the three decides (cuts: the two "
-        "alone). Methods that start from a trained A are tuned at it; RA is that A. Small: at "
-        "t = 0.9 or d/32, for t up to 0.95 and ranks up to d/16. Cuts: means over the shares."
+        "alone). Methods that start from a trained A are tuned at it; RA is that A. Cuts: means "
+        "over the shares."
     )
     if ends:
         at_ends = "; ".join(ends)
@@ -94,8 +94,9 @@ def _said(lr: float, validated: dict[str, float] | None, near: bool) -> str:
 def _searched() -> dict[str, str]:
     """{name: what `Bench.rate` knows it by} of all that has a search of its own."""
     kinds = [k for k in (*METHODS, *rates.OTHERS) if rates.searched(k)]
-    names = {NAMES[k.removesuffix("-small")] + ", small" * k.endswith("-small"): k for k in kinds}
-    return names | {f"cut: {WORDS[way]}": f"cut-{way}" for way in metric.TUNED}
+    return {NAMES[k]: k for k in kinds} | {
+        f"cut: {WORDS[way]}": f"cut-{way}" for way in metric.TUNED
+    }
 
 
 def _keys(backbone: str, asked: str, lr: float) -> list[dict[str, Any]]:
