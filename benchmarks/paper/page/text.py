@@ -103,8 +103,8 @@ def set_up() -> list[Block]:
                 "keeps the rate of its size in Table 1 where it is smaller. Joint methods take the "
                 "rate of their like alone, LwF that of FNFT, CovNorm on EfficientNet-Lite0 "
                 "that of VGG16. Heads train at the rate of the rest, but with FNFT, LwF and "
-                f"Piggyback, whose rates are low, at {cn.METHODS['fnft'].training['head_lr']:g}. Test "
-                "images choose no setting.",
+                f"Piggyback, whose rates are low, at {cn.METHODS['fnft'].training['head_lr']:g}. "
+                "Test images choose no setting.",
                 f"**Seeds**: {len(SEEDS)} for {several}, one for the rest. A seed sets head, "
                 "adapters and the order of the images; the split stays.",
                 "**Intervals** are by Student's t over the domains, seeds averaged first: they "
