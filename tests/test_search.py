@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 
 import pytest
 import small_digits
@@ -231,7 +232,10 @@ def test_tuning_that_validates_worse_is_declined(case):
     assert not found["untuned"].declined
     assert not found["sound"].declined, "a control: what does not harm is kept"
     assert not small_digits.same(states["sound"], states["untuned"])
-    assert found["sound"].accuracy >= found["untuned"].accuracy
+    # Kept as well where it validates a little worse: by one standard error at the most.
+    share = found["untuned"].accuracy / 100
+    error = 100 * math.sqrt(share * (1 - share) / wide_digits.DRAWN)
+    assert found["sound"].accuracy >= found["untuned"].accuracy - error
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "piggyback": {"method": "piggyback", "training": "piggyback", "lr": 0.01},
     "covnorm-joint": {"method": "covnorm-joint", "variance": 0.95},
     "published": {"method": "covnorm", "preset": "official-code"},
-    "smallest": {"max_drop": 10.0, "dtype": "smallest", "epochs": 12, "lr": 0.05},
+    "smallest": {"max_drop": 30.0, "dtype": "smallest", "epochs": 12, "lr": 0.05},
     "declined": {
         **{"variance": 0.95, "dtype": "int8", "epochs": 12, "lr": 0.05},
         "tuning": {"epochs": 1, "lr": 100.0, "head_lr": 100.0},

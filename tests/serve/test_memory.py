@@ -257,12 +257,14 @@ def test_removing_frees_memory_flat_over_1000_adds_and_removes(tmp_path: Path, p
             rewrite(manifest, empty, dict.fromkeys(names, "model"))
             rows = server.many([(name, photo) for name in names], top=1).json["items"]
             assert all("predictions" in row for row in rows), rows
-            if start + 8 in (304, 1000):
+            if start + 8 in (304, 656, 1000):
                 rewrite(manifest, empty, {})
                 wait_for(lambda: server.metric(THERE) == 0, "all are gone")
                 seen[start + 8] = {who: server.rss(pid) for who, pid in pids.items()}
         assert server.metric(LOADED) == 1000
         assert pids["worker"] == server.worker
+    # What stays behind would do so in both halves; the allocator takes a step once in a while.
     one = 4 * ecology.entry("model").total
     for who in pids:
-        assert seen[1000][who] - seen[304][who] < 100 * one, seen  # of 700 that came and went
+        halves = seen[656][who] - seen[304][who], seen[1000][who] - seen[656][who]
+        assert min(halves) < 50 * one, seen  # of 350 that came and went
