@@ -78,6 +78,7 @@ class Lines:
         row = {
             **row,
             "machine": platform.machine(),
+            "cpu": torch.backends.cpu.get_cpu_capability(),  # a seed repeats itself on one kind
             "threads": torch.get_num_threads(),
             "python": platform.python_version(),
             "torch": torch.__version__,

@@ -18,12 +18,13 @@ from result_rows import cells_of, full, made_up, row
 
 import torch_covnorm as cn
 from benchmarks.paper import metric, rates, settings, table1, table2
-from benchmarks.paper.page import DOCS, metrics, render, training
+from benchmarks.paper.page import DOCS, metrics, render, tables, training
 from benchmarks.paper.page.rows import Rows, cell, cut, start
 from benchmarks.paper.settings import PIXELS, RATES
 from torch_covnorm.backbones import preprocessing_of
 
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results" / "paper.jsonl"
+README = Path(__file__).parent.parent / "README.md"
+RESULTS = README.parent / "benchmarks" / "results" / "paper.jsonl"
 
 # ── the committed page ───────────────────────────────────────────────────────────────────────
 
@@ -35,6 +36,30 @@ def committed() -> list[dict]:
 def without_style(page: str) -> str:
     """The sheet is the report's: a change of its looks is no change of a result."""
     return re.sub(r"<style>.*?</style>", "", page, flags=re.S)
+
+
+def table_in_readme(text: str) -> list[list[str]]:
+    """The lines below the one that begins so."""
+    lines = text.partition("| mean test accuracy %")[2].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def as_in_readme(rows: list[dict]) -> list[list[str]]:
+    """Name, published and own mean, and size of the methods with several seeds."""
+    several = [m for m in tables.METHODS if m in table1.SEVERAL]
+    made = tables.first(Rows(rows), several).body[1:]  # behind A
+    return [[name, published, mean, size] for name, *_, mean, published, size, _ in made]
+
+
+def test_the_table_in_the_readme_is_made_of_the_rows_in_the_results():
+    text = README.read_text()
+    assert table_in_readme(text) == as_in_readme(committed())
+    # A control: one accuracy less, and another number in the table.
+    other = copy.deepcopy(committed())
+    key = cell("vgg16", "ra")
+    found = next(r for r in other if all(r.get(k) == v for k, v in key.items()))
+    found["accuracy"] -= 5
+    assert table_in_readme(text) != as_in_readme(other)
 
 
 def test_the_page_in_docs_is_made_of_the_rows_in_the_results():

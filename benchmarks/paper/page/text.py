@@ -106,7 +106,10 @@ def set_up() -> list[Block]:
                 f"Piggyback, whose rates are low, at {cn.METHODS['fnft'].training['head_lr']:g}. "
                 "Test images choose no setting.",
                 f"**Seeds**: {len(SEEDS)} for {several}, one for the rest. A seed sets head, "
-                "adapters and the order of the images; the split stays.",
+                "adapters and the order of the images; the split stays. It repeats itself on one "
+                "machine; on one with other instructions it is another run of the same kind, up to "
+                "some points apart. The rows were made on several machines, the newer ones say of "
+                "which instructions.",
                 "**Intervals** are by Student's t over the domains, seeds averaged first: they "
                 "speak of further domains like these. What stands behind ± is of seeds: it speaks "
                 "of a repetition on the same images. The choice of test images alone moves a cell "
