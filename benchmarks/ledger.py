@@ -54,6 +54,11 @@ def seconds(*runs: Callable[[], Any], rounds: int = 15, warm: int = 2) -> list[f
     return [sorted(kept)[len(kept) // 4] for kept in times]
 
 
+def cpu() -> str:
+    """The instructions that torch takes here: the same seed repeats itself with the same ones."""
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
 class Lines:
     """A file of JSON lines, one a result; what is there is not run again."""
 
@@ -78,7 +83,7 @@ class Lines:
         row = {
             **row,
             "machine": platform.machine(),
-            "cpu": torch.backends.cpu.get_cpu_capability(),  # a seed repeats itself on one kind
+            "cpu": cpu(),
             "threads": torch.get_num_threads(),
             "python": platform.python_version(),
             "torch": torch.__version__,

@@ -22,6 +22,7 @@ PIXELS = 64  # side of the images in folders
 VERSION = 1  # of the kept files
 SOURCE = "imagenet12"  # what the Decathlon's network is trained on
 SHARE = 7  # of so many images of a class one is for validation
+FEW = 8
 
 
 def names(folder: Path) -> tuple[str, ...]:
@@ -72,33 +73,45 @@ def folders(folder: Path) -> dict[str, Path]:
 # ── the Decathlon's archive ──────────────────────────────────────────────────────────────────────
 
 
-def archive_in(folder: Path) -> Decathlon | None:
-    """The Decathlon in a folder, or that the folder is; None where there is none.
+class Archive(Decathlon):
+    """The Decathlon with what of it is there: images normalised as ResNet-26 takes them."""
 
-    All its images are normalised as the network's own, so that they are not read for it first.
-    """
-    places = [folder, *(sorted(folder.iterdir()) if folder.is_dir() else [])]
-    found = next((p for p in places if (p / "annotations").is_dir()), None)
-    if found is None:
+    def __init__(self, root: Path) -> None:
+        how = preprocessing_of(torch.nn.Identity())  # as of all that say nothing
+        names = Decathlon(root).datasets
+        super().__init__(root, dict.fromkeys(names, how))  # or all images were read for it first
+        self.names = tuple(n for n in names if self._has(n))
+
+    def _has(self, name: str) -> bool:
+        """Annotations of all ten come with the devkit, their images do not."""
+        files = self.annotations(name)
+        if not all(f.exists() for f in files.values()):
+            return False
+        return all(Path(self.split(name, part).files[0]).exists() for part in files)
+
+    def annotations(self, name: str) -> dict[str, Path]:
+        """The files that list the train and val part of a dataset."""
+        return {p: self.root / "annotations" / f"{name}_{p}.json" for p in ("train", "val")}
+
+
+def archive_in(folder: Path) -> Archive | None:
+    """The Decathlon in a folder, or that the folder is; None where there is none."""
+    try:
+        root = Decathlon(folder).root
+    except CovNormError:
         return None
-    how = preprocessing_of(torch.nn.Identity())  # what ResNet-26 takes, as all that say nothing
-    return Decathlon(found, dict.fromkeys(Decathlon(found).datasets, how))
+    return Archive(root)
 
 
-def annotations(name: str, archive: Decathlon) -> dict[str, Path]:
-    """The files that list the train and val part of a dataset."""
-    return {p: archive.root / "annotations" / f"{name}_{p}.json" for p in ("train", "val")}
-
-
-def dataset(name: str, archive: Decathlon) -> Split:
+def dataset(name: str, archive: Archive) -> Split:
     """A dataset of the Decathlon, cropped to the middle, as the authors do for a test.
 
     The labels of its test part are not public, so ``test`` is its val part, and ``val`` is cut from
-    its train part: every seventh image of a class. Of `SOURCE` the train part is too large to hold:
-    as many of its images as are tested on are taken.
+    its train part: every seventh image of a class. Of `SOURCE`, which is only tested on here, a few
+    images stand for the others.
     """
     splits = {part: archive.split(name, part, augment=False) for part in ("train", "val")}
-    made_of = [VERSION, SHARE, *(sha256(f) for f in annotations(name, archive).values())]
+    made_of = [VERSION, SHARE, *(sha256(f) for f in archive.annotations(name).values())]
     about = {"dataset": json.dumps({"made_of": made_of, "classes": splits["train"].classes})}
 
     def build() -> dict[str, torch.Tensor]:
@@ -111,7 +124,7 @@ def dataset(name: str, archive: Decathlon) -> Split:
             seen[label] = seen.get(label, 0) + 1
             (val if seen[label] % SHARE == 0 else train).append(i)
         if name == SOURCE:
-            train, val = (part[: len(labels["val"])] for part in (train, val))
+            train, val = train[:FEW], val[:FEW]
         places = {"train": ("train", train), "val": ("train", val)}
         places["test"] = ("val", list(range(len(labels["val"]))))
         tensors = {}

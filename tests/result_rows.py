@@ -16,6 +16,7 @@ from benchmarks.paper import joint, parameters, settings, smallest, table1, tabl
 from benchmarks.paper.page import metrics, render
 from benchmarks.paper.page.claims import claims
 from benchmarks.paper.page.rows import Rows, cell, cut, longer, start
+from benchmarks.paper.pretraining import weights
 from benchmarks.paper.published import TABLE1
 
 RA, NETWORK = 1_000_000, 10_000_000
@@ -46,7 +47,8 @@ def row(key: dict, domain: str, seed: int, accuracy: float, size: float, **more:
         "n": stated()[domain][1][-1] if domain in stated() else 100,
         "seconds": 1.0,
     }
-    return {**key, **where, **measured, **more}
+    net = {"weights": weights()} if key["backbone"] == "resnet26" else {}
+    return {**key, **where, **net, **measured, **more}
 
 
 def sized(method: str, options: dict) -> float:
@@ -65,7 +67,7 @@ def made_up() -> list[dict]:
 
     order = sorted(TABLE1, key=lambda m: -TABLE1[m][1])
     for method in (*table1.SEVERAL, *table1.ONE):
-        options = table1.OPTIONS.get(method, {})
+        options = table1.options(method, len(DOMAINS))
         key = cell("vgg16", method, options)
         gain = 1 - 2 * order.index(method) if method in order else -5
         size = SIZES.get(method, sized(method, options) if options else 0.5)

@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")  # the table at the end comes from the page
 from benchmarks import domains, ledger, originals
 from benchmarks.ledger import Lines
 from benchmarks.paper import __main__ as paper
-from benchmarks.paper import pretraining, profiles, settings, table2
+from benchmarks.paper import pretraining, profiles, table2
 from benchmarks.paper.bench import Bench
 from torch_covnorm import CovNormError
 
@@ -37,7 +37,7 @@ def write(folder, counts):
             Image.fromarray(image).save(folder / name / f"{i}.png")
 
 
-def test_image_folders_take_the_place_of_the_domains(tmp_path, monkeypatch, capsys):
+def test_image_folders_take_the_place_of_the_domains(tmp_path, capsys):
     root = tmp_path / "originals"
     write(root / "svhn", {"0": 20, "1": 20, "2": 20})
     write(root / "FLOWERS" / "train", {"daisy": 12, "rose": 12})
@@ -147,7 +147,7 @@ def test_a_dataset_of_the_decathlon_in_three_parts(folder, capsys):
 
 def test_of_the_source_no_more_is_held_than_is_tested_on(folder):
     found = originals.dataset("imagenet12", originals.archive_in(folder))
-    assert [len(y) for y in (found.y_train, found.y_val, found.y_test)] == [9, 6, 9]
+    assert [len(y) for y in (found.y_train, found.y_val, found.y_test)] == [8, 6, 9]
 
 
 def test_table_2_runs_on_the_archive(folder, tmp_path, monkeypatch, capsys):
@@ -155,7 +155,6 @@ def test_table_2_runs_on_the_archive(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(originals, "PIXELS", 16)
     monkeypatch.setattr(pretraining, "EPOCHS", 1)
     monkeypatch.setattr(table2, "METHODS", ("fnft", "lwf", "ra"))
-    monkeypatch.setattr(settings, "WHOLE", 1)
     monkeypatch.setattr("benchmarks.paper.bench.WHOLE", 1)
     monkeypatch.setattr("benchmarks.paper.page.rows.WHOLE", 1)
     lines = Lines("originals")
@@ -168,19 +167,41 @@ def test_table_2_runs_on_the_archive(folder, tmp_path, monkeypatch, capsys):
     assert all(r["n"] == 9 for r in lines.rows if r["method"] != "source")
     kept = [r["forgetting"] for r in lines.rows if r["method"] == "lwf"]
     assert all({"before", "after"} <= found.keys() for found in kept)
+    assert {r["weights"] for r in lines.rows} == {pretraining.weights(small.archive)}
     capsys.readouterr()
     text = "".join(paper._ending(lines.rows, folder))
     assert "| method | dtd | svhn | score |" in text
-    assert "pre-trained here on imagenet12 (test accuracy" in text
+    assert f"on imagenet12 (test accuracy {lines.rows[0]['accuracy']:.1f} %)" in text
+    assert "its val parts" in text
     assert "All cells were run." in text
+    # Rows of another network are none of this table's.
+    others = [{**r, "weights": "another"} for r in lines.rows]
+    assert "0 of 6 cells were run." in "".join(paper._ending(others, folder))
 
 
-def test_without_imagenet_the_archive_starts_from_our_objects(folder, monkeypatch):
-    for part in ("train", "val"):
-        (folder / "decathlon-1.0" / "annotations" / f"imagenet12_{part}.json").unlink()
+def test_without_images_of_imagenet_the_archive_starts_from_our_objects(folder, monkeypatch):
+    assert originals.archive_in(folder).names == ("dtd", "svhn", "imagenet12")
+    shutil.rmtree(folder / "decathlon-1.0" / "data" / "imagenet12")  # the devkit has no images
     place_small(monkeypatch, "objects")
     small = Bench("resnet26", Lines("nothing"), folder)
     assert (small.origin, small.domains) == ("objects", ("dtd", "svhn"))
     assert torch.equal(small.data("objects").x_test, domains.load("objects").x_test)
-    with pytest.raises(CovNormError, match=r"none of the folders FGVC.*archive is for table2"):
-        _ = Bench("vgg16", Lines("nothing"), folder).domains
+    theirs = Bench("resnet26", Lines("nothing")).where("objects", 0)
+    assert small.where("objects", 0) == theirs  # the same network, the same images
+    source = {**theirs, "method": "source", "accuracy": 61.5}
+    text = "".join(paper._ending([source], folder))
+    assert "on objects (test accuracy 61.5 %)" in text
+
+
+def test_with_the_archive_alone_full_is_table_2(folder, tmp_path, monkeypatch, capsys):
+    assert profiles.full() == profiles.PIECES
+    assert profiles.full(folder) == ("table2",)
+    write(folder / "Flowers", {"daisy": 20, "rose": 20})
+    assert profiles.full(folder) == profiles.PIECES
+    shutil.rmtree(folder / "Flowers")
+    monkeypatch.setattr("sys.argv", ["paper", "quick", "--data", str(folder)])
+    monkeypatch.setattr(ledger, "RESULTS", tmp_path / "results")
+    with pytest.raises(SystemExit) as ended:
+        paper.main()
+    assert ended.value.code == 2
+    assert "archive is for table2 alone" in capsys.readouterr().err

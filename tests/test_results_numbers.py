@@ -123,7 +123,7 @@ def test_a_pointer_finds_its_rows_in_the_file():
 
 def test_a_point_of_a_curve_that_table_1_has_is_not_run_again():
     for method in ("covnorm", "svd-fta", "fta"):
-        assert table1.OPTIONS.get(method, {}) in parameters.curve(method)
+        assert table1.options(method, len(DOMAINS)) in parameters.curve(method)
     assert {"rank": cn.METHODS["fta"].options["rank"]} not in parameters.curve("fta")
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 from result_rows import cells_of, full, made_up, row
 
 import torch_covnorm as cn
-from benchmarks.paper import metric, rates, settings, table1, table2
+from benchmarks.paper import metric, rates, settings, table1
 from benchmarks.paper.page import DOCS, metrics, render, tables, training
 from benchmarks.paper.page.rows import Rows, cell, cut, start
 from benchmarks.paper.settings import PIXELS, RATES
@@ -162,14 +162,8 @@ def test_no_table_is_without_its_rows():
 
 
 def test_the_rates_that_are_used_are_among_those_that_are_tried():
-    cuts = [f"cut-{way}" for way in metric.TUNED]
-    kinds = {
-        "vgg16": (*table1.SEVERAL, *table1.ONE, *rates.OTHERS, *cuts),
-        "efficientnet-lite0": ("ra", *cuts),
-        "resnet26": table2.METHODS,
-    }
-    for backbone, of in kinds.items():
-        for kind in filter(rates.searched, of):
+    for backbone in PIXELS:
+        for kind in (*rates.kinds(backbone), *(f"cut-{way}" for way in metric.TUNED)):
             assert settings.rate(backbone, kind) in settings.rates(backbone, kind)
         assert settings.rate(backbone, "covnorm-joint") == settings.rate(backbone, "covnorm")
         assert settings.rate(backbone, "lwf") == settings.rate(backbone, "fnft")
@@ -258,7 +252,7 @@ def test_no_table_is_made_at_a_rate_that_the_search_did_not_choose():
         return {"validation": 70 - (lr != best) + (domain == "objects")}
 
     tried = {"rate": lambda _: 1e-3, "cell": validates}
-    searched = SimpleNamespace(backbone="vgg16", folder=None, **tried)
+    searched = SimpleNamespace(backbone="vgg16", **tried)
     rates.check(searched, ("ra", "covnorm", "svd", "covnorm-joint"))
     with pytest.raises(SystemExit, match=r"fta on vgg16: 0\.003 validates best"):
         rates.check(searched, ("ra", "fta"))

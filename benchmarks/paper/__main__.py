@@ -10,14 +10,16 @@ Each result is kept as it comes, and what is there is not run again: stop it whe
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torch_covnorm.errors import CovNormError
+
 from .. import domains, originals
 from ..ledger import Lines
 from . import profiles
-from .pretraining import origin
 
 
 def main() -> None:
@@ -30,34 +32,45 @@ def main() -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="quick: measure anew what is there")
     args = parser.parse_args()
-    if args.what == "page":
+    try:
+        _run(args.what, args.data, args.fresh)
+    except CovNormError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+def _run(what: str, folder: Path | None, fresh: bool) -> None:
+    if what == "page":
         from .page import write
 
         write()
-    elif args.what == "quick":
+    elif what == "quick":
         from .page.tables import table1
 
-        lines = Lines("quick", args.fresh)
-        bench = profiles.quick(lines, args.data)
+        lines = Lines("quick", fresh)
+        bench = profiles.quick(lines, folder)
         print(table1(lines.rows, profiles.two(bench)))
     else:
-        lines = Lines("paper" if args.data is None else "originals")
-        for piece in profiles.PIECES if args.what == "full" else (args.what,):
-            profiles.piece(piece, lines, args.data)
-        for table in _ending(lines.rows, args.data):
+        lines = Lines("paper" if folder is None else "originals")
+        for piece in profiles.full(folder) if what == "full" else (what,):
+            profiles.piece(piece, lines, folder)
+        for table in _ending(lines.rows, folder):
             print(table)
 
 
 def _ending(rows: list[dict[str, Any]], folder: Path | None) -> Iterator[str]:
-    """Table 1 of ours, or of the folder's datasets; and Table 2 of the folder's Decathlon."""
+    """Tables 1 and 2 of what was run of them."""
     from .page import decathlon
     from .page.rows import Rows
     from .page.tables import table1
 
-    if names := domains.DOMAINS if folder is None else tuple(originals.folders(folder)):
+    names = domains.DOMAINS if folder is None else tuple(originals.folders(folder))
+    archive = None if folder is None else originals.archive_in(folder)
+    if any(r["backbone"] == "vgg16" for r in rows):
         yield table1(rows, names)
-    if folder is not None and (archive := originals.archive_in(folder)):
-        yield decathlon.table(Rows(rows, archive.datasets), origin(archive)).markdown()
+    if any(r["backbone"] == "resnet26" for r in rows):
+        found = Rows(rows, names if archive is None else archive.names)
+        yield decathlon.table(found, archive).markdown()
 
 
 if __name__ == "__main__":

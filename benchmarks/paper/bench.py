@@ -28,7 +28,7 @@ from ..fetch import cache
 from ..ledger import Lines
 from ..originals import archive_in
 from ..vgg16_weights import vgg16_file
-from .pretraining import origin, resnet26_file
+from .pretraining import origin, resnet26_file, weights
 from .settings import BATCH, EPOCHS, PIXELS, TUNING, WHOLE, kind, rate
 
 
@@ -49,7 +49,7 @@ class Bench:
     def domains(self) -> tuple[str, ...]:
         """Ours, or those of the folder."""
         if self.archive is not None:
-            return tuple(self.archive.datasets)
+            return self.archive.names
         return domains.DOMAINS if self.folder is None else originals.names(self.folder)
 
     @property
@@ -84,18 +84,19 @@ class Bench:
         """Loaders of a domain: "train" (shuffled), "plain" (the same in order), "val", "test"."""
         if domain not in self._parts:
             data, how = self.data(domain), preprocessing_of(self.net.backbone)
-            size = PIXELS[self.backbone] if self.archive is None else originals.PIXELS
+            theirs = self.archive is not None and domain in self.domains
+            size = originals.PIXELS if theirs else PIXELS[self.backbone]
 
-            def part(x: torch.Tensor, y: torch.Tensor, shuffle: bool = False) -> Batches:
-                sized = (prepare(few, size, 0.0, 1 / 255).round() for few in x.split(1000))
-                small = torch.cat([few.to(torch.uint8) for few in sized])
-                return Batches(small, y, how, BATCH if shuffle else 100, shuffle)
+            def sized(x: torch.Tensor) -> torch.Tensor:
+                parts = (prepare(few, size, 0.0, 1 / 255).round() for few in x.split(1000))
+                return torch.cat([few.to(torch.uint8) for few in parts])
 
+            x, y = sized(data.x_train), data.y_train
             self._parts[domain] = {
-                "train": part(data.x_train, data.y_train, shuffle=True),
-                "plain": part(data.x_train, data.y_train),
-                "val": part(data.x_val, data.y_val),
-                "test": part(data.x_test, data.y_test),
+                "train": Batches(x, y, how, BATCH, shuffle=True),
+                "plain": Batches(x, y, how, 100),
+                "val": Batches(sized(data.x_val), data.y_val, how, 100),
+                "test": Batches(sized(data.x_test), data.y_test, how, 100),
             }
         return self._parts[domain]
 
@@ -121,7 +122,8 @@ class Bench:
     def place(self, method: str, domain: str, seed: int, lr: float) -> Path:
         """Where a trained A is kept between runs."""
         name = f"{method}-{domain}-{self.images(domain)}-{seed}-{lr:g}-{EPOCHS}"
-        return cache() / "paper" / self.backbone / name
+        net = weights(self.archive) if self.backbone == "resnet26" else self.backbone
+        return cache() / "paper" / net / name
 
     def cell(
         self,
@@ -222,7 +224,8 @@ class Bench:
     def where(self, domain: str, seed: int) -> dict[str, Any]:
         """The part of a row's key that all experiments share."""
         images = self.images(domain)
-        return {"backbone": self.backbone, "domain": domain, "images": images, "seed": seed}
+        where = {"backbone": self.backbone, "domain": domain, "images": images, "seed": seed}
+        return where | ({"weights": weights(self.archive)} if self.backbone == "resnet26" else {})
 
     def settings(self, method: str, lr: float, epochs: int | None, seed: int) -> dict[str, Any]:
         """Of training, and of tuning where a method starts from a trained A."""

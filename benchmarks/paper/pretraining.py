@@ -16,33 +16,38 @@ from torch.utils.data import DataLoader
 
 import torch_covnorm as cn
 from torch_covnorm.backbones import preprocessing_of
-from torch_covnorm.data import Decathlon
 from torch_covnorm.data.loader import Batches
 
 from .. import domains
 from ..fetch import cache, members, sha256
-from ..originals import SOURCE, annotations
+from ..originals import SOURCE, Archive
 from ..readers import READERS, take
 
 DOMAIN, IMAGES, BATCH, EPOCHS, LR, SEED = "objects", 10_000, 64, 8, 3e-3, 0
 
 
-def origin(archive: Decathlon | None = None) -> str:
+def origin(archive: Archive | None = None) -> str:
     """What ResNet-26 is trained on: the Decathlon's source where it is there, else our objects."""
-    return SOURCE if archive is not None and SOURCE in archive.datasets else DOMAIN
+    return SOURCE if archive is not None and SOURCE in archive.names else DOMAIN
 
 
-def resnet26_file(archive: Decathlon | None = None) -> Path:
+def weights(archive: Archive | None = None) -> str:
+    """The name of the network that `resnet26_file` gives."""
+    which: str | int = IMAGES
+    if archive is not None and origin(archive) == SOURCE:
+        which = sha256(archive.annotations(SOURCE)["train"])[:8]
+    return f"resnet26-{origin(archive)}-{which}-{EPOCHS}"
+
+
+def resnet26_file(archive: Archive | None = None) -> Path:
     """The weights as a safetensors file; trained on the first call, which goes on if killed."""
-    archive = archive if origin(archive) == SOURCE else None
-    which = IMAGES if archive is None else sha256(annotations(SOURCE, archive)["train"])[:8]
-    file = cache() / f"resnet26-{origin(archive)}-{which}-{EPOCHS}.safetensors"
+    file = cache() / f"{weights(archive)}.safetensors"
     if file.exists():
         return file
     torch.manual_seed(SEED)
     net = cn.load_backbone("resnet26", weights="random")
     train: Batches | DataLoader[tuple[torch.Tensor, int]]
-    if archive is not None:
+    if archive is not None and origin(archive) == SOURCE:
         part = archive.split(SOURCE, "train")
         train, classes = part.loader(BATCH), len(part.classes)
     else:
@@ -51,7 +56,7 @@ def resnet26_file(archive: Decathlon | None = None) -> Path:
     steps = EPOCHS * len(train)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=steps)
-    kept = file.with_suffix(".part")
+    kept, written = file.with_suffix(".part"), file.with_suffix(".new")
     begun = _load(kept, net, optimizer, schedule) if kept.exists() else 0
     net.to(memory_format=torch.channels_last).train()
     for epoch in range(begun, EPOCHS):
@@ -68,8 +73,11 @@ def resnet26_file(archive: Decathlon | None = None) -> Path:
             total += loss.item()
         print(f"… resnet26, epoch {epoch + 1} of {EPOCHS}: {total / len(train):.3f}", flush=True)
         states = [part.state_dict() for part in (net, optimizer, schedule)]
-        torch.save({"epoch": epoch + 1, "states": states}, kept)
-    safetensors.torch.save_file({k: v.contiguous() for k, v in net.state_dict().items()}, file)
+        torch.save({"epoch": epoch + 1, "states": states}, written)
+        written.replace(kept)
+    whole = {k: v.contiguous() for k, v in net.state_dict().items()}
+    safetensors.torch.save_file(whole, written)
+    written.replace(file)
     kept.unlink()
     return file
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from .. import originals
 from ..ledger import Lines
 from . import again, dimensions, joint, metric, parameters, rates, smallest, table1, table2
 from .bench import Bench
@@ -31,6 +32,12 @@ def two(bench: Bench) -> tuple[str, ...]:
     return rates.SEARCH if bench.folder is None else bench.domains[:2]
 
 
+def full(folder: Path | None = None) -> tuple[str, ...]:
+    """The pieces of the full profile; of a folder with the Decathlon alone Table 2."""
+    alone = folder is not None and not originals.folders(folder) and originals.archive_in(folder)
+    return ("table2",) if alone else PIECES
+
+
 def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
     """One part of the full profile."""
     vgg, lite, small = (Bench(b, lines, folder) for b in PIXELS)
@@ -39,9 +46,8 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
     def rates_() -> None:
         if folder is not None:
             return  # the originals take the rates that were chosen here
-        rates.run(vgg, (*methods, *rates.OTHERS))
-        rates.run(lite, ("ra",))
-        rates.run(small, table2.METHODS)
+        for bench in (vgg, lite, small):
+            rates.run(bench)
         for bench in (vgg, lite):
             metric.search(bench, rates.SEARCH)
 

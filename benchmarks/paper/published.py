@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-DATASETS = ("FGVC", "MITIndoor", "Flowers", "Caltech256", "SVHN", "SUN397", "CIFAR100")
+from ..originals import NAMES as DATASETS
+
+__all__ = ["DATASETS", "TABLE1"]
+
 # {method: (accuracies in the order of DATASETS, their mean, parameters in % of the network)}
 TABLE1: dict[str, tuple[tuple[float, ...], float, float]] = {
     "fnft": ((85.73, 71.77, 95.67, 83.73, 96.41, 57.29, 80.45), 81.58, 100),

@@ -12,24 +12,34 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import parameters, table1
+from . import parameters, table1, table2
 from .bench import Bench
 from .settings import EPOCHS, LIKE, kind
 from .settings import rates as grid
 
-SEARCH = ("objects", "sketches")
+SEARCH = parameters.DOMAINS
 FURTHER, TIE = "drawings", 0.5  # who is asked where less than so many points decide
 # CovNorm by what else M starts as, with its threshold in the search: {kind: (method, options)}.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     kind("covnorm", start): ("covnorm", start)
     for start in parameters.starts()
-    if "M" in start and start["variance"] == table1.OPTIONS["covnorm"]["variance"]
+    if "M" in start and start["variance"] == table1.VARIANCE
 }
 
 
-def run(bench: Bench, kinds: Iterable[str]) -> None:
-    """Every kind at every rate."""
-    for name in filter(searched, kinds):
+def kinds(backbone: str) -> list[str]:
+    """What is searched on a backbone, beside the cuts of `metric`."""
+    methods = {
+        "vgg16": (*table1.SEVERAL, *table1.ONE, *OTHERS),
+        "efficientnet-lite0": ("ra",),
+        "resnet26": table2.METHODS,
+    }
+    return [name for name in methods[backbone] if name not in LIKE and name != "svd"]
+
+
+def run(bench: Bench) -> None:
+    """Every kind of a backbone at every rate."""
+    for name in kinds(bench.backbone):
         search(bench, name)
 
 
@@ -77,11 +87,6 @@ def best(found: Mapping[float, Mapping[str, float]]) -> float:
     return max(near or found, key=rank)
 
 
-def searched(name: str) -> bool:
-    """Some take the rate of their like, and SVD is not tuned."""
-    return name not in LIKE and name != "svd"
-
-
 def tried(bench: Bench, name: str, domain: str, lr: float) -> dict[str, Any]:
     """A row of the search for a kind; of RA it is the A that others start from."""
     method, options = plain(name)
@@ -91,12 +96,12 @@ def tried(bench: Bench, name: str, domain: str, lr: float) -> dict[str, Any]:
 
 def plain(name: str) -> tuple[str, dict[str, Any]]:
     """The method of a kind, and its options in the search."""
-    return OTHERS.get(name, (name, table1.OPTIONS.get(name, {})))
+    return OTHERS.get(name, (name, table1.options(name, 1)))
 
 
-def check(bench: Bench, kinds: Iterable[str]) -> None:
+def check(bench: Bench, names: Iterable[str]) -> None:
     """Refuse to go on with a rate that the search did not choose."""
-    for name in filter(searched, kinds):
+    for name in [n for n in kinds(bench.backbone) if n in names]:
         found = search(bench, name)
         if bench.rate(name) != best(found):
             raise SystemExit(

@@ -12,12 +12,15 @@ from .bench import Bench
 SEVERAL = ("ra", "covnorm", "svd-fta", "fta", "covnorm-joint")  # three seeds; the rest have one
 # Without LwF: it keeps the answers of the old head, and VGG16's file has its convolutions alone.
 ONE = ("fnft", "bn", "parallel", "dan", "svd", "pca-fta", "piggyback", "joint-svd")
-OPTIONS: dict[str, dict[str, Any]] = {
-    "covnorm": {"variance": 0.99},
-    "pca-fta": {"variance": 0.99},
-    "covnorm-joint": {"variance": 0.99},
-    "joint-svd": {"rank": 7 / 16},  # with its part of what seven share, half of A: as SVD+FTA
-}
+VARIANCE = 0.99
+
+
+def options(method: str, domains: int) -> dict[str, Any]:
+    """A method's own, where so many domains may share."""
+    if method == "joint-svd":  # with its part of what all share, half of A: as SVD+FTA
+        return {"rank": domains / (2 * (domains + 1))}
+    by_variance = method in ("covnorm", "pca-fta", "covnorm-joint")
+    return {"variance": VARIANCE} if by_variance else {}
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int], methods: Iterable[str]) -> None:
@@ -25,9 +28,9 @@ def run(bench: Bench, names: Iterable[str], seeds: Iterable[int], methods: Itera
     names = list(names)
     for seed in seeds:
         for method in methods:
-            options = OPTIONS.get(method, {})
+            own = options(method, len(names))
             if cn.METHODS[method].joint:
-                bench.together(method, names, seed, **options)
+                bench.together(method, names, seed, **own)
                 continue
             for domain in names:
-                bench.cell(method, domain, seed, **options)
+                bench.cell(method, domain, seed, **own)

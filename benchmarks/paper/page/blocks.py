@@ -135,6 +135,8 @@ Block = Heading | Text | Items | Table | Figure
 
 def missing(have: int, wanted: int) -> str:
     """How much of a table was run."""
+    if not wanted:
+        return "No cell was run."
     return "All cells were run." if have >= wanted else f"{have} of {wanted} cells were run."
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import statistics
 
-from .. import table2
-from ..pretraining import DOMAIN
+from ...originals import Archive
+from .. import pretraining, table2
 from .blocks import Table
 from .numbers import NONE, number
 from .rows import NAMES, Rows, cell, said
 
 
-def table(found: Rows, origin: str = DOMAIN) -> Table:
-    """Accuracy and points a domain, score, size; `origin` is what the network was trained on."""
+def table(found: Rows, archive: Archive | None = None) -> Table:
+    """Accuracy and points a domain, score, size: of our domains, or of the Decathlon's own."""
+    origin, made_with = pretraining.origin(archive), pretraining.weights(archive)
     domains = [d for d in found.domains if d != origin]
+    rows = [r for r in found.all if r.get("weights") == made_with]
+    found = Rows(rows, (*domains, origin))
     keys = {m: cell("resnet26", m, table2.OPTIONS.get(m, {})) for m in table2.METHODS}
     means = {m: {d: statistics.fmean(v.values()) for d, v in found.values(k).items()}
              for m, k in keys.items()}  # fmt: skip
@@ -42,13 +45,16 @@ def table(found: Rows, origin: str = DOMAIN) -> Table:
                 NONE if size is None else f"{1 + len(domains) * size:.2f}",
             ]
         )
-    sources = list(found.of({"backbone": "resnet26", "method": "source"}).values())
-    source = f"{sources[0]['accuracy']:.1f} %" if sources else "not measured yet"
+    sources = found.of({"backbone": "resnet26", "method": "source"})
+    source = f"{sources[origin, 0]['accuracy']:.1f} %" if sources else "not measured yet"
+    other = "other domains, other images, another pre-training"
+    if archive is not None:
+        other = "tested on its val parts, another pre-training"
     caption = (
         "Table 2, a mini-Decathlon. Test accuracy in percent and, in brackets, points by the "
         "Decathlon's formula against our own fine-tuned networks (FNFT, which gets 250 a domain by "
         "definition; no error at all counts as half an image). It compares with no leaderboard: "
-        "other domains, other images, another pre-training. "
+        f"{other}. "
         f"ResNet-26 was pre-trained here on {origin} (test accuracy {source}), which is no part of "
         "the score. The fewer images there are to test, the more points one of them is worth: so "
         "the score also without the fewest. Size: of the network and its domains, in networks. LwF "

@@ -1,4 +1,4 @@
-"""The paper's tables from rows, and those about the training: how long, at which rate."""
+"""The paper's tables from rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table1(rows: Iterable[Row], domains: Sequence[str]) -> str:
 
 def key1(found: Rows, method: str) -> dict[str, Any]:
     """The key of a method in Table 1."""
-    options = first_table.OPTIONS.get(method, {})
+    options = first_table.options(method, len(found.domains))
     return cell("vgg16", method, options, domains=len(found.domains))
 
 

@@ -11,7 +11,6 @@ from .blocks import Table
 from .metrics import WORDS
 from .numbers import NONE, number, spread
 from .rows import NAMES, Rows, cell, cut, longer, said, start
-from .tables import METHODS
 
 
 def trained(found: Rows) -> Table:
@@ -54,7 +53,7 @@ def again(found: Rows) -> Table | None:
 def tried(found: Rows, backbone: str) -> Table | None:
     """The learning rates that were tried, on validation; see `rates.run`."""
     body, keys, ends = [], [], []
-    for name, asked in _searched().items():
+    for name, asked in _searched(backbone).items():
         grid = settings.rates(backbone, asked)
         values = {lr: _validated(found, backbone, asked, lr) for lr in grid}
         keys += [key for lr in grid for key in _keys(backbone, asked, lr)]
@@ -91,12 +90,11 @@ def _said(lr: float, validated: dict[str, float] | None, near: bool) -> str:
     return f"{lr:g}: {number(mean)}{further}"
 
 
-def _searched() -> dict[str, str]:
-    """{name: what `Bench.rate` knows it by} of all that has a search of its own."""
-    kinds = [k for k in (*METHODS, *rates.OTHERS) if rates.searched(k)]
-    return {NAMES[k]: k for k in kinds} | {
-        f"cut: {WORDS[way]}": f"cut-{way}" for way in metric.TUNED
-    }
+def _searched(backbone: str) -> dict[str, str]:
+    """{name: what `settings.rate` knows it by} of all that has a search of its own."""
+    kinds = {n: k for k, n in NAMES.items() if k in rates.kinds(backbone)}
+    cuts = metric.TUNED if backbone != "resnet26" else ()
+    return kinds | {f"cut: {WORDS[way]}": f"cut-{way}" for way in cuts}
 
 
 def _keys(backbone: str, asked: str, lr: float) -> list[dict[str, Any]]:
