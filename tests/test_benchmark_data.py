@@ -1,4 +1,4 @@
-"""The domains that the benchmarks make of their archives, and of the paper's own datasets."""
+"""The domains that the benchmarks make of their archives."""
 
 import pickle
 
