@@ -18,6 +18,19 @@ from .verdicts import OPEN, Claim
 
 # Why we think that it came out so: remarks by hand, without numbers, by a claim's key.
 COMMENTS: dict[str, str] = {
+    "near-ra": (
+        "What the cut leaves out of A hardly moves its output, and M, norms and head are tuned on "
+        "as many images as RA saw."
+    ),
+    "chosen": (
+        "With so few validation images the choice is mostly chance, and two domains say next to "
+        "nothing about others."
+    ),
+    "order": (
+        "Most of the paper's gaps between methods with adapters are below a point, and so are "
+        "ours: seven domains of this size do not tell them apart. BN is much nearer to the others "
+        "than in the paper; it was not before its rate was far above theirs."
+    ),
     "joint": (
         "At one threshold the bases of domains that differ so much need more directions than each "
         "domain alone, and M has the product of the two ranks; more domains share the bases, but "
