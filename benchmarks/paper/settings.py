@@ -16,7 +16,7 @@ LONGER = 12  # epochs that RA must not need
 RATES: Mapping[str, Mapping[str, float]] = {
     "vgg16": {
         **{"fnft": 1e-4, "bn": 3e-2, "parallel": 3e-3, "pca-fta": 3e-3, "piggyback": 3e-4},
-        "covnorm": 3e-4,
+        **{"covnorm": 3e-4, "covnorm-identity": 1e-2, "covnorm-random": 3e-3},
         **{"cut-variance": 1e-3, "cut-loss": 3e-4},
     },
     "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
@@ -32,8 +32,8 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
         "piggyback": (1e-4, 3e-4, 1e-3),
         "bn": (*USUAL, 1e-2, 3e-2, 1e-1),
         "covnorm": (1e-4, *USUAL),
-        **dict.fromkeys(("parallel", "pca-fta"), (*USUAL, 1e-2)),
-        **dict.fromkeys(("covnorm-identity", "covnorm-random"), (*USUAL, 1e-2)),
+        **dict.fromkeys(("parallel", "pca-fta", "covnorm-random"), (*USUAL, 1e-2)),
+        "covnorm-identity": (*USUAL, 1e-2, 3e-2),
     },
     "efficientnet-lite0": {"ra": (*USUAL, 1e-2)},
     "resnet26": dict.fromkeys(("fnft", "piggyback"), (1e-4, 3e-4, 1e-3)),
