@@ -22,7 +22,7 @@ PIXELS = 64  # side of the images in folders
 VERSION = 1  # of the kept files
 SOURCE = "imagenet12"  # what the Decathlon's network is trained on
 SHARE = 7  # of so many images of a class one is for validation
-FEW = 8
+FEW = 8  # images of what is only tested on
 
 
 def names(folder: Path) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ def dataset(name: str, archive: Archive) -> Split:
     images stand for the others.
     """
     splits = {part: archive.split(name, part, augment=False) for part in ("train", "val")}
-    made_of = [VERSION, SHARE, *(sha256(f) for f in archive.annotations(name).values())]
+    made_of = [VERSION, SHARE, FEW, *(sha256(f) for f in archive.annotations(name).values())]
     about = {"dataset": json.dumps({"made_of": made_of, "classes": splits["train"].classes})}
 
     def build() -> dict[str, torch.Tensor]:

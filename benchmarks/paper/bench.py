@@ -52,6 +52,11 @@ class Bench:
             return self.archive.names
         return domains.DOMAINS if self.folder is None else originals.names(self.folder)
 
+    @functools.cached_property
+    def weights(self) -> str:
+        """Which ResNet-26 it is; of an archive it takes reading a large file."""
+        return weights(self.archive)
+
     @property
     def net(self) -> cn.MultiDomainNetwork:
         """The frozen network, loaded at the first use."""
@@ -122,7 +127,7 @@ class Bench:
     def place(self, method: str, domain: str, seed: int, lr: float) -> Path:
         """Where a trained A is kept between runs."""
         name = f"{method}-{domain}-{self.images(domain)}-{seed}-{lr:g}-{EPOCHS}"
-        net = weights(self.archive) if self.backbone == "resnet26" else self.backbone
+        net = self.weights if self.backbone == "resnet26" else self.backbone
         return cache() / "paper" / net / name
 
     def cell(
@@ -225,7 +230,7 @@ class Bench:
         """The part of a row's key that all experiments share."""
         images = self.images(domain)
         where = {"backbone": self.backbone, "domain": domain, "images": images, "seed": seed}
-        return where | ({"weights": weights(self.archive)} if self.backbone == "resnet26" else {})
+        return where | ({"weights": self.weights} if self.backbone == "resnet26" else {})
 
     def settings(self, method: str, lr: float, epochs: int | None, seed: int) -> dict[str, Any]:
         """Of training, and of tuning where a method starts from a trained A."""
