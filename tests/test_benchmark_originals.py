@@ -102,7 +102,7 @@ def write_part(root, name, part, n, size=(90, 72)):
         category = list(CLASSES)[i % len(CLASSES)]
         file = f"data/{name}/{part}/{i:03d}.png"
         (root / file).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", size, (4 * category, i, 200)).save(root / file)
+        Image.new("RGB", size, (4 * category, i, 200 if part == "train" else 100)).save(root / file)
         images.append({"id": i + 1, "file_name": file})
         annotations.append({"id": i, "image_id": i + 1, "category_id": category})
     found = {"images": images, "annotations": annotations}
@@ -137,6 +137,10 @@ def test_a_dataset_of_the_decathlon_in_three_parts(folder, capsys):
         assert x[:, 0, 5, 5].tolist() == [40 * (label + 1) for label in y.tolist()]
     both = torch.cat([found.x_train, found.x_val])[:, 1, 5, 5]
     assert sorted(both.tolist()) == list(range(42))  # no image in both, none lost
+    seventh = [*range(18, 21), *range(39, 42)]  # the 7th and the 14th of each of three classes
+    assert found.x_val[:, 1, 5, 5].tolist() == seventh
+    assert (found.x_train[:, 2] == 200).all()
+    assert (found.x_test[:, 2] == 100).all()
     assert capsys.readouterr().out.count("decoding dtd") == 1
     # What is decoded is kept; other annotations are other data.
     originals.dataset("dtd", archive)
