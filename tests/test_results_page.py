@@ -17,7 +17,8 @@ pytest.importorskip("matplotlib")
 from result_rows import cells_of, full, made_up, row
 
 import torch_covnorm as cn
-from benchmarks.paper import metric, rates, settings, table1
+from benchmarks.ledger import cpu
+from benchmarks.paper import again, metric, rates, settings, table1
 from benchmarks.paper.page import DOCS, metrics, render, tables, training
 from benchmarks.paper.page.rows import Rows, cell, cut, start
 from benchmarks.paper.settings import PIXELS, RATES
@@ -266,3 +267,40 @@ def test_every_backbone_says_how_its_images_are_prepared(backbone):
 
 def test_every_way_has_a_name():
     assert set(metric.WAYS) <= set(metrics.WORDS)
+
+
+class Twice:
+    """A benchmark whose cells have these accuracies, one after the other."""
+
+    backbone, folder = "vgg16", None
+
+    def __init__(self, *accuracies, there=None):
+        self.rows, self.to_come, self.there = [], list(accuracies), there
+        self.lines = SimpleNamespace(find=self.find, add=lambda row: self.rows.append(row) or row)
+
+    def find(self, **key):
+        return next((r for r in self.rows if all(r[k] == v for k, v in key.items())), None)
+
+    def where(self, domain, seed):
+        return {"backbone": "vgg16", "domain": domain, "images": "", "seed": seed}
+
+    def cell(self, *_, again=False, **__):
+        accuracy = self.to_come.pop(0) if again or self.there is None else self.there[0]
+        made = cpu() if again or self.there is None else self.there[1]
+        numbers = {"validation": 0.0, "parameters": 1, "seconds": 1.0}
+        return {"accuracy": accuracy, "cpu": made, **numbers}
+
+
+def test_a_cell_that_does_not_repeat_itself_is_told_each_time():
+    again.run(same := Twice(70.0, 70.0, 60.0, 60.0))
+    assert [(r["first"], r["accuracy"]) for r in same.rows] == [(70.0, 70.0), (60.0, 60.0)]
+    again.run(same)  # what is there is not run again
+    other = Twice(70.0, 70.5)
+    for _ in range(2):
+        with pytest.raises(SystemExit, match=r"ra on faces, vgg16: 70\.0, then 70\.5"):
+            again.run(other)
+    body = training.again(Rows([*same.rows, *other.rows])).body
+    assert [line[-1] for line in body] == ["the same", "the same", "**not the same**"]
+    # A row of another machine is no first run of this one.
+    again.run(far := Twice(70.0, 70.0, 60.0, 60.0, there=(50.0, "other")))
+    assert [r["first"] for r in far.rows] == [70.0, 60.0]
