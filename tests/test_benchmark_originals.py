@@ -174,7 +174,7 @@ def test_table_2_runs_on_the_archive(folder, tmp_path, monkeypatch, capsys):
     assert {r["weights"] for r in lines.rows} == {pretraining.weights(small.archive)}
     capsys.readouterr()
     text = "".join(paper._ending(lines.rows, folder))
-    assert "| method | dtd | svhn | score |" in text
+    assert "| method | dtd | svhn | mean | score |" in text
     assert f"on imagenet12 (test accuracy {lines.rows[0]['accuracy']:.1f} %)" in text
     assert "its val parts" in text
     assert "All cells were run." in text

@@ -18,7 +18,7 @@ from result_rows import cells_of, full, made_up, row
 
 import torch_covnorm as cn
 from benchmarks.ledger import cpu
-from benchmarks.paper import again, metric, rates, settings, table1
+from benchmarks.paper import again, metric, parameters, rates, settings, table1
 from benchmarks.paper.page import DOCS, metrics, render, tables, training
 from benchmarks.paper.page.rows import Rows, cell, cut, start
 from benchmarks.paper.settings import PIXELS, RATES
@@ -61,6 +61,31 @@ def test_the_table_in_the_readme_is_made_of_the_rows_in_the_results():
     found = next(r for r in other if all(r.get(k) == v for k, v in key.items()))
     found["accuracy"] -= 5
     assert table_in_readme(text) != as_in_readme(other)
+
+
+def several_starts(rows) -> set[tuple[str, int]]:
+    """(domain, seed) where the methods of Table 1 and of the curves start from different A's."""
+    found, of = Rows(rows), {}
+    points = [(m, table1.options(m, len(found.domains))) for m in tables.METHODS]
+    for method, options in (*points, *parameters.cells()):
+        if "adapter" in cn.METHODS[method].options:
+            for place, r in found.of(cell("vgg16", method, options)).items():
+                of.setdefault(place, []).append((r["stages"]["train"], r.get("A")))
+    return {
+        place
+        for place, starts in of.items()
+        if len({v for v, _ in starts}) > 1 or len({A for _, A in starts if A}) > 1
+    }
+
+
+def test_what_is_compared_starts_from_the_same_A():
+    assert several_starts(committed()) == set()
+    for change in ({"stages": {"train": 1.0}}, {"A": "another"}):
+        other = copy.deepcopy(committed())
+        key = {"method": "covnorm", "domain": "sketches", "seed": 0, "backbone": "vgg16"}
+        at_t = {**key, "options": {"variance": 0.99}, "lr": settings.rate("vgg16", "covnorm")}
+        next(r for r in other if all(r.get(k) == v for k, v in at_t.items())).update(change)
+        assert several_starts(other) == {("sketches", 0)}
 
 
 def test_the_page_in_docs_is_made_of_the_rows_in_the_results():
@@ -158,8 +183,13 @@ def test_markdown_and_html_show_the_same_numbers():
 
 
 def test_no_table_is_without_its_rows():
+    made = full()["results.md"]
     # Of the domains and of the gains: made of no rows of their own.
-    assert full()["results.md"].count("\n| :--") == full()["results.md"].count("<details>") + 3
+    assert made.count("\n| :--") == made.count("The rows of this table") + 3
+    # Of the other figures they are those of the table beside.
+    assert made.count("The rows of this figure") == 3
+    for key in ('"method": "spectra"', '"options": {"rank": 0.125}'):
+        assert key in made
 
 
 def test_the_rates_that_are_used_are_among_those_that_are_tried():
@@ -168,6 +198,20 @@ def test_the_rates_that_are_used_are_among_those_that_are_tried():
             assert settings.rate(backbone, kind) in settings.rates(backbone, kind)
         assert settings.rate(backbone, "covnorm-joint") == settings.rate(backbone, "covnorm")
         assert settings.rate(backbone, "lwf") == settings.rate(backbone, "fnft")
+
+
+def test_the_small_points_of_a_curve_have_a_rate_of_their_own_searched_at_one_of_them():
+    for method in parameters.CURVES:
+        kinds = [settings.kind(method, options) for options in parameters.curve(method)]
+        small = [f"{method}-small"] * 3  # t up to 0.95, or d/16, d/32 and d/64
+        assert kinds == (small + 3 * [method] if method == "covnorm" else 2 * [method] + small)
+    assert settings.kind("covnorm", {"variance": 0.9, "M": "random"}) == "covnorm-random-small"
+    for kind, (method, options) in rates.OTHERS.items():
+        assert settings.kind(method, options) == kind
+        assert (method, options) in parameters.cells()
+    assert {settings.kind(*point) for point in parameters.cells()} <= {*rates.kinds("vgg16")}
+    # Where no small ones were searched, they have the rate of the others.
+    assert settings.rate("efficientnet-lite0", "covnorm-small") == 3e-4
 
 
 def test_the_better_rate_is_told_from_the_used_one():
@@ -189,6 +233,20 @@ def test_the_better_rate_is_told_from_the_used_one():
     assert "at an end" not in fewer.caption
 
 
+def test_a_rate_at_which_tuning_was_undone_is_told():
+    rows = [
+        row(cell("vgg16", "svd-fta", {}, lr=lr), domain, 0, 50.0, 1, declined=lr == 3e-3)
+        for lr in settings.rates("vgg16", "svd-fta")
+        for domain in ("objects", "sketches")
+    ]
+    rows[-1]["declined"] = False  # of sketches
+    rows[1]["seed"], rows[1]["declined"] = 1, True  # no part of the search
+    rows.append({**rows[1], "seed": 0, "declined": False})
+    tried = cells_of(training.tried(Rows(rows), "vgg16").markdown(), "SVD+FTA")[1]
+    assert tried.endswith("(undone on objects)")
+    assert tried.count("undone") == 1
+
+
 def test_a_third_domain_decides_where_two_cannot():
     found = {
         1e-4: {"objects": 60.0, "sketches": 80.0, "drawings": 99.0},
@@ -197,12 +255,12 @@ def test_a_third_domain_decides_where_two_cannot():
         3e-3: {"objects": 60.0, "sketches": 79.0, "drawings": 100.0},
     }
     assert rates.close(found) == [3e-4, 1e-3]  # 0.4 below the best; the others 0.5 and 1
-    assert rates.best(found) == 3e-4
+    assert rates.best(found) == [3e-4]
     alone = {lr: values for lr, values in found.items() if lr not in (1e-4, 3e-4)}
     assert rates.close(alone) == []
-    assert rates.best(alone) == 1e-3
+    assert rates.best(alone) == [1e-3]
     same = dict.fromkeys((1e-4, 3e-4, 1e-3), found[1e-4])
-    assert rates.best(same) == 3e-4
+    assert rates.best(same) == [1e-4, 3e-4, 1e-3]
     rows = []
     grid = settings.rates("vgg16", "fnft")
     for lr, values in zip(grid, found.values(), strict=True):
@@ -213,6 +271,11 @@ def test_a_third_domain_decides_where_two_cannot():
     validated = ("70.0", "70.1 (drawings 98.0)", "70.5 (drawings 20.0)", "69.5")
     assert line[1] == "; ".join(f"{lr:g}: {v}" for lr, v in zip(grid, validated, strict=True))
     assert line[2] == f"{grid[1]:g}"
+    equal = [{**r, "validation": found[1e-4][r["domain"]]} for r in rows]
+    told = training.tried(Rows(equal), "vgg16")
+    assert cells_of(told.markdown(), "FNFT")[2] == " or ".join(f"{lr:g}" for lr in grid)
+    assert "Of equal ones" in told.caption
+    assert "at an end" not in told.caption
     asked = [r for r in rows if (r["lr"], r["domain"]) != (grid[2], "drawings")]
     assert cells_of(training.tried(Rows(asked), "vgg16").markdown(), "FNFT")[2] == "–"
 
@@ -257,6 +320,8 @@ def test_no_table_is_made_at_a_rate_that_the_search_did_not_choose():
     rates.check(searched, ("ra", "covnorm", "svd", "covnorm-joint"))
     with pytest.raises(SystemExit, match=r"fta on vgg16: 0\.003 validates best"):
         rates.check(searched, ("ra", "fta"))
+    searched.cell = lambda *_, **__: {"validation": 70}
+    rates.check(searched, ("ra", "fta"))  # of equal ones any may be used
 
 
 @pytest.mark.parametrize("backbone", PIXELS)

@@ -124,6 +124,11 @@ class Bench:
         self.net.load_domain(folder, name)
         return name
 
+    def start(self, name: str) -> dict[str, str]:
+        """Which A a domain has, for the rows that start from it: a lost one is trained again, and
+        on another machine it is another one."""
+        return {"A": digest(self.net.domains[name].state_dict())[:8]}
+
     def place(self, method: str, domain: str, seed: int, lr: float) -> Path:
         """Where a trained A is kept between runs."""
         name = f"{method}-{domain}-{self.images(domain)}-{seed}-{lr:g}-{EPOCHS}"
@@ -169,9 +174,10 @@ class Bench:
         if method == "ra" and epochs == EPOCHS:
             shutil.rmtree(place := self.place(method, domain, seed, lr), ignore_errors=True)
             self.net.save_domain("cell", place)
+        begun = self.start(trained) if trained is not None else {}
         measured = self.measured("cell", parts["test"], done)
         n = len(self.data(domain).y_test)
-        row = {**key, **measured, "n": n, "seconds": round(seconds, 1)}
+        row = {**key, **begun, **measured, "n": n, "seconds": round(seconds, 1)}
         self.net.remove_domain("cell")
         return row if found is not None else self.lines.add(row)
 
@@ -204,9 +210,9 @@ class Bench:
         )
         seconds = round((time.perf_counter() - start) / len(names), 1)
         rows = []
-        for key, cell, part in zip(keys, cells, parts, strict=True):
+        for key, cell, A, part in zip(keys, cells, starts, parts, strict=True):
             measured = self.measured(cell, part["test"], results[cell])
-            rows.append({**key, **measured, "seconds": seconds})
+            rows.append({**key, **self.start(A), **measured, "seconds": seconds})
         for cell in cells:
             self.net.remove_domain(cell)
         for basis in list(self.net.bases):

@@ -42,7 +42,8 @@ def _measured(bench: Bench, domain: str, seed: int) -> dict[str, Any]:
         explained[site] = {k: _curve(E) for k, E in spectra.items()}
     account = bench.sizes(name)
     seconds = round(time.perf_counter() - start, 1)
-    return {"ranks": ranks, "explained": explained, **account, "seconds": seconds}
+    begun = bench.start(name)
+    return {**begun, "ranks": ranks, "explained": explained, **account, "seconds": seconds}
 
 
 def _curve(E: torch.Tensor) -> list[float]:

@@ -63,7 +63,8 @@ def _run(bench: Bench, names: Sequence[str], seed: int, key: dict[str, Any]) -> 
             row = {"accuracy": accuracy, "parameters": own, "shared": shared, "bytes": 4 * own}
             if not bench.lines.find(**where):
                 seconds = round(time.perf_counter() - start, 1)
-                bench.lines.add({**where, **row, "seconds": seconds})
+                begun = bench.start(trained[d])
+                bench.lines.add({**where, **begun, **row, "seconds": seconds})
     for cell in cells.values():
         net.remove_domain(cell)
     for basis in list(net.bases):

@@ -78,6 +78,7 @@ def _run(bench: Bench, domain: str, seed: int, wanted: Iterable[dict[str, Any]])
             cn.absorb_(net, "cut")
         row = {
             **key,
+            **bench.start(name),
             "accuracy": cn.evaluate(net, "cut", parts["test"]).accuracy,
             "validation": cn.evaluate(net, "cut", parts["val"]).accuracy,
             **bench.sizes("cut"),

@@ -59,7 +59,7 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
 
     def parameters_() -> None:
         if folder is None:
-            rates.check(vgg, rates.OTHERS)
+            rates.check(vgg, rates.kinds(vgg.backbone))
         parameters.run(vgg, two(vgg), SEEDS[:1])
 
     def trained() -> None:

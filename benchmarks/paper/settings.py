@@ -20,10 +20,11 @@ RATES: Mapping[str, Mapping[str, float]] = {
         **{"cut-variance": 1e-3, "cut-loss": 3e-4},
     },
     "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
-    "resnet26": {"fnft": 3e-4, "piggyback": 3e-4},
+    "resnet26": {"ra": 1e-2, "dan": 3e-3, "covnorm": 3e-3},
 }
 LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta", "lwf": "fnft"}  # who takes whose rate
 USUAL = (3e-4, 1e-3, 3e-3)
+SMALL, SMALL_VARIANCE, SMALL_RANK = "-small", 0.95, 1 / 16  # up to such a threshold or ratio
 # Where the best of the usual three is at their end, further ones are tried; the weights that FNFT
 # and Piggyback change were trained already, so their three are lower.
 GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
@@ -36,18 +37,27 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
         "covnorm-identity": (*USUAL, 1e-2, 3e-2),
     },
     "efficientnet-lite0": {"ra": (*USUAL, 1e-2)},
-    "resnet26": dict.fromkeys(("fnft", "piggyback"), (1e-4, 3e-4, 1e-3)),
+    "resnet26": {
+        **dict.fromkeys(("fnft", "piggyback"), (1e-4, *USUAL)),
+        **dict.fromkeys(("dan", "covnorm"), (*USUAL, 1e-2)),
+        "ra": (*USUAL, 1e-2, 3e-2),
+    },
 }
 
 
 def kind(method: str, options: Mapping[str, Any]) -> str:
-    """What has a rate of its own: a method, by what M starts as."""
-    return f"{method}-{options['M']}" if "M" in options else method
+    """What has a rate of its own: a method, by what M starts as, and again where it is small."""
+    name = f"{method}-{options['M']}" if "M" in options else method
+    ratio, t = options.get("rank", options.get("ratio", 1)), options.get("variance", 1)
+    return name + SMALL if ratio <= SMALL_RANK or t <= SMALL_VARIANCE else name
 
 
 def rate(backbone: str, kind: str) -> float:
-    """The learning rate of a kind."""
-    return RATES[backbone].get(LIKE.get(kind, kind), USUAL[1])
+    """The learning rate of a kind; one that is small and was not searched has that of its like."""
+    method = kind.removesuffix(SMALL)
+    like, known = LIKE.get(method, method), RATES[backbone]
+    usual = known.get(like, USUAL[1])
+    return usual if kind == method else known.get(like + SMALL, usual)
 
 
 def rates(backbone: str, kind: str) -> tuple[float, ...]:

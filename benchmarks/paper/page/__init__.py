@@ -76,6 +76,7 @@ def _blocks(found: Rows) -> list[Block]:
         charts.explained(found),
         Heading("Table 2: a mini-Decathlon"),
         decathlon.table(found),
+        Text(text.DECATHLON) if decathlon.whole(found) else None,
         Heading("Is RA trained well enough?"),
         training.trained(found),
         Heading("The same cell twice"),

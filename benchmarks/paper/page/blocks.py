@@ -70,7 +70,8 @@ class Table:
         marks = [":--" if i in self.left else "--:" for i in range(len(self.head))]
         lines = [self.head, marks, *self.body]
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        return "\n\n".join(part for part in (table, self._about(), self._rows()) if part)
+        rows = folded("table", self.backbone, self.made_of)
+        return "\n\n".join(part for part in (table, self._about(), rows) if part)
 
     def html(self) -> str:
         def line(cells: Sequence[str], tag: str) -> str:
@@ -89,48 +90,56 @@ class Table:
             f'<div class="scroll" tabindex="0" role="region" aria-label="{label}">\n'
             f"<table{wide}>\n<caption><span>{inline(self._about())}</span></caption>\n"
             f"<thead>{line(self.head, 'th')}</tr></thead>\n<tbody>\n{body}\n</tbody>\n"
-            f"</table>\n</div>\n{self._rows()}"
+            f"</table>\n</div>\n{folded('table', self.backbone, self.made_of)}"
         )
 
     def _about(self) -> str:
         return " ".join([self.caption, missing(*self.run)] if self.run else [self.caption])
 
-    def _rows(self) -> str:
-        """What to search the results for, folded away; GitHub shows this piece of HTML too."""
-        if not self.made_of:
-            return ""
-        keys = "".join(f"\n<li><code>{escape(m, quote=False)}</code></li>" for m in self.made_of)
-        where = f'Lines with <code>"backbone": "{escape(self.backbone)}"</code> and one of:'
-        return (
-            f"<details><summary>The rows of this table</summary>\n<p>{where}</p>\n"
-            f"<ul>{keys}\n</ul>\n</details>"
-        )
-
 
 @dataclass(frozen=True)
 class Figure:
-    """One or several panels {name of its file: SVG}; `kind` is "panels" for small ones."""
+    """One or several panels {name of its file: SVG}; `kind` is "panels" for small ones.
+
+    made_of: as of a `Table`; none where the rows are those of the table beside it.
+    """
 
     caption: str
     panels: dict[str, str] = field(default_factory=dict)
     kind: str = "columns"
+    backbone: str = ""
+    made_of: Sequence[str] = ()
 
     def markdown(self) -> str:
         about = {name: _label(svg) for name, svg in self.panels.items()}
         shown = "\n".join(f"![{about[name]}](results/{name}.svg)" for name in self.panels)
-        return f"{shown}\n\n{self.caption}"
+        rows = folded("figure", self.backbone, self.made_of)
+        return "\n\n".join(part for part in (shown, self.caption, rows) if part)
 
     def html(self) -> str:
+        rows = folded("figure", self.backbone, self.made_of)
         caption = f"<figcaption>{inline(self.caption)}</figcaption>"
         if len(self.panels) == 1:
             svg = next(iter(self.panels.values()))
-            return f'<div class="columns"><figure>{svg}{caption}</figure></div>'
+            return f'<div class="columns"><figure>{svg}{caption}</figure></div>\n{rows}'
         shown = "\n".join(f"<figure>{svg}</figure>" for svg in self.panels.values())
         below = f'<p class="quiet">{inline(self.caption)}</p>'
-        return f'<div class="{self.kind}">\n{shown}\n</div>\n{below}'
+        return f'<div class="{self.kind}">\n{shown}\n</div>\n{below}\n{rows}'
 
 
 Block = Heading | Text | Items | Table | Figure
+
+
+def folded(what: str, backbone: str, made_of: Sequence[str]) -> str:
+    """What to search the results for, folded away; GitHub shows this piece of HTML too."""
+    if not made_of:
+        return ""
+    keys = "".join(f"\n<li><code>{escape(m, quote=False)}</code></li>" for m in made_of)
+    where = f'Lines with <code>"backbone": "{escape(backbone)}"</code> and one of:'
+    return (
+        f"<details><summary>The rows of this {what}</summary>\n<p>{where}</p>\n"
+        f"<ul>{keys}\n</ul>\n</details>"
+    )
 
 
 def missing(have: int, wanted: int) -> str:

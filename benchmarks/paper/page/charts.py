@@ -11,7 +11,7 @@ from ..settings import EPOCHS, TUNING
 from . import figures, metrics, spectra, stats
 from .blocks import Figure
 from .numbers import number
-from .rows import NAMES, Rows, adapters, cell, cut, start
+from .rows import NAMES, Rows, adapters, cell, cut, said, start
 from .tables import METHODS, key1
 
 SHORT = {
@@ -35,8 +35,8 @@ def table1(found: Rows) -> Figure | None:
             rows.append((NAMES[method], ours, TABLE1[method][1] if method in TABLE1 else None))
     if not rows:
         return None
-    said = ", ".join(f"{name} {number(sum(ours) / len(ours))}" for name, ours, _ in rows)
-    svg = figures.means(rows, f"Mean test accuracy in percent: {said}", "m")
+    values = ", ".join(f"{name} {number(sum(ours) / len(ours))}" for name, ours, _ in rows)
+    svg = figures.means(rows, f"Mean test accuracy in percent: {values}", "m")
     caption = (
         "● our means over the domains, VGG16; a line spans the seeds. ◇ the paper's means, of its "
         "own seven datasets: look at the order, not at the distance."
@@ -77,7 +77,9 @@ def by_parameters(found: Rows) -> Figure | None:
         "their ranks, every point tuned. Lines are of seed 0; bars span the seeds where there are "
         "several."
     )
-    return Figure(caption, panels) if panels else None
+    points = [cell("vgg16", m, o) for m, o in parameters.cells() if "M" not in o]
+    made_of = [said(key) for key in points]
+    return Figure(caption, panels, backbone="vgg16", made_of=made_of) if panels else None
 
 
 def by_metric(found: Rows, backbone: str) -> Figure | None:
@@ -116,13 +118,14 @@ def eta(found: Rows) -> Figure | None:
     if not spectra.sites(found):
         return None
     of = {f"{t:g}": spectra.ratios(found, f"{t:g}") for t in THRESHOLDS}
-    said = ", ".join(f"{e:.2f}" for e in of["0.99"].mean(0))
-    about = f"Ratio of effective dimensions by layer at t = 0.99: {said}"
+    values = ", ".join(f"{e:.2f}" for e in of["0.99"].mean(0))
+    about = f"Ratio of effective dimensions by layer at t = 0.99: {values}"
     caption = (
         "Ratio of effective dimensions η = ky/kx by layer of VGG16: mean over the domains, lines "
         "span all of them. The paper gives no numbers to set beside."
     )
-    return Figure(caption, {"eta": figures.eta(of, about, "e")})
+    svg = figures.eta(of, about, "e")
+    return Figure(caption, {"eta": svg}, backbone="vgg16", made_of=[said(spectra.KEY)])
 
 
 def explained(found: Rows) -> Figure | None:
@@ -143,4 +146,4 @@ def explained(found: Rows) -> Figure | None:
         "Variance explained by the first directions of x and y (eigenvalues) and of A (squared "
         "singular values), mean over the domains, VGG16."
     )
-    return Figure(caption, panels, "panels")
+    return Figure(caption, panels, "panels", "vgg16", [said(spectra.KEY)])

@@ -6,8 +6,9 @@ import statistics
 
 from ...originals import Archive
 from .. import pretraining, table2
+from . import stats
 from .blocks import Table
-from .numbers import NONE, number
+from .numbers import NONE, number, spread
 from .rows import NAMES, Rows, cell, said
 
 
@@ -41,6 +42,7 @@ def table(found: Rows, archive: Archive | None = None) -> Table:
                     else NONE
                     for d in domains
                 ),
+                spread(stats.over_seeds(found.values(key), domains)),
                 *(number(sum(p), 0) if len(p) == n else NONE for p, n in scores),
                 NONE if size is None else f"{1 + len(domains) * size:.2f}",
             ]
@@ -66,11 +68,18 @@ def table(found: Rows, archive: Archive | None = None) -> Table:
     head = [
         "method",
         *domains,
+        "mean",
         "score",
         f"without {smallest}" if smallest else "without one",
         "size",
     ]
     return Table(caption, head, body, "resnet26", [said(k) for k in keys.values()], run)
+
+
+def whole(found: Rows) -> bool:
+    """Whether every cell was run."""
+    have, wanted = table(found).run or (0, 1)
+    return have == wanted
 
 
 def _points(accuracy: float | None, baseline: float | None, n: int | None) -> float | None:

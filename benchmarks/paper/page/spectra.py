@@ -8,6 +8,8 @@ import numpy as np
 
 from .rows import Row, Rows
 
+KEY = {"backbone": "vgg16", "method": "spectra"}
+
 
 def ratios(found: Rows, t: str) -> np.ndarray:
     """η = ky/kx at a threshold, (domains, layers) in network order."""
@@ -34,7 +36,7 @@ def sites(found: Rows) -> Sequence[str]:
 
 
 def measured(found: Rows) -> list[Row]:
-    return list(found.of({"backbone": "vgg16", "method": "spectra"}).values())
+    return list(found.of(KEY).values())
 
 
 def whole(found: Rows) -> bool:

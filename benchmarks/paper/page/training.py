@@ -62,20 +62,31 @@ def tried(found: Rows, backbone: str) -> Table | None:
             continue
         near = [] if asked.startswith("cut-") else rates.close(known)
         whole = len(known) == len(grid) and all(rates.FURTHER in known[lr] for lr in near)
-        best = rates.best(known) if whole else None
-        if best in (grid[0], grid[-1]):
+        best = rates.best(known) if whole else []
+        if best and {*best} <= {grid[0], grid[-1]}:
             ends.append(name)
-        cells = "; ".join(_said(lr, known.get(lr), lr in near) for lr in grid)
-        used = f"{settings.rate(backbone, asked):g}"
-        body.append([name, cells, NONE if best is None else f"{best:g}", used])
+        cells = "; ".join(
+            _said(lr, known.get(lr), lr in near) + _undone(found, backbone, asked, lr)
+            for lr in grid
+        )
+        said_best = " or ".join(f"{lr:g}" for lr in best) or NONE
+        body.append([name, cells, said_best, f"{settings.rate(backbone, asked):g}"])
     where = " and ".join(rates.two(backbone))
     caption = (
         f"Learning rates on {backbone}: mean validation accuracy in percent on {where}, seed 0, "
         f"and the rate of all other results. Where rates are less than {rates.TIE} apart there, "
         f"{rates.FURTHER} are asked as well, and the mean of the three decides (cuts: the two "
-        "alone). Methods that start from a trained A are tuned at it; RA is that A. Cuts: means "
-        "over the shares."
+        "alone). Methods that start from a trained A are tuned at it; RA is that A. Undone: "
+        "tuning validated clearly worse than what it started from, and that is what is shown. "
+        "Cuts: means over the shares."
     )
+    if any(" or " in line[2] for line in body):
+        caption += (
+            " Of equal ones that which was better in a first search, from other A's, is used: its "
+            "rows are at commit abf4578."
+        )
+    if any(kind.endswith(settings.SMALL) for kind in _searched(backbone).values()):
+        caption += f" Small: {_small()}."
     if ends:
         at_ends = "; ".join(ends)
         caption += f" The best is at an end, and there may be a better one: {at_ends}."
@@ -90,11 +101,29 @@ def _said(lr: float, validated: dict[str, float] | None, near: bool) -> str:
     return f"{lr:g}: {number(mean)}{further}"
 
 
+def _undone(found: Rows, backbone: str, asked: str, lr: float) -> str:
+    """On which domains of the search tuning at a rate was undone."""
+    declined = [found.values(key, "declined") for key in _keys(backbone, asked, lr)]
+    where = [d for d in rates.two(backbone) if any(v.get(d, {}).get(0) for v in declined)]
+    return f" (undone on {' and '.join(where)})" if where else ""
+
+
 def _searched(backbone: str) -> dict[str, str]:
     """{name: what `settings.rate` knows it by} of all that has a search of its own."""
-    kinds = {n: k for k, n in NAMES.items() if k in rates.kinds(backbone)}
+    small = settings.SMALL
+    names = {k: n for m, n in NAMES.items() for k, n in ((m, n), (m + small, f"{n}, small"))}
+    kinds = {n: k for k, n in names.items() if k in rates.kinds(backbone)}
     cuts = metric.TUNED if backbone != "resnet26" else ()
     return kinds | {f"cut: {WORDS[way]}": f"cut-{way}" for way in cuts}
+
+
+def _small() -> str:
+    """Which point of its curve a small kind was searched at, and which points have its rate."""
+    t, ratio = rates.SMALLER["covnorm"]["variance"], rates.SMALLER["fta"]["rank"]
+    return (
+        f"t up to {settings.SMALL_VARIANCE:g}, searched at {t:g}, and ranks up to "
+        f"d/{1 / settings.SMALL_RANK:g}, searched at d/{1 / ratio:g}"
+    )
 
 
 def _keys(backbone: str, asked: str, lr: float) -> list[dict[str, Any]]:
