@@ -315,12 +315,14 @@ def test_no_table_is_made_at_a_rate_that_the_search_did_not_choose():
         best = 3e-3 if method == "fta" else 1e-3
         return {"validation": 70 - (lr != best) + (domain == "objects")}
 
-    tried = {"rate": lambda _: 1e-3, "cell": validates}
+    tried = {"rate": lambda _: 1e-3, "cell": validates, "folder": None}
     searched = SimpleNamespace(backbone="vgg16", **tried)
     rates.check(searched, ("ra", "covnorm", "svd", "covnorm-joint"))
     with pytest.raises(SystemExit, match=r"fta on vgg16: 0\.003 validates best"):
         rates.check(searched, ("ra", "fta"))
-    searched.cell = lambda *_, **__: {"validation": 70}
+    searched.folder = "originals"
+    rates.check(searched, ("ra", "fta"))  # at what was chosen on ours
+    searched.folder, searched.cell = None, lambda *_, **__: {"validation": 70}
     rates.check(searched, ("ra", "fta"))  # of equal ones any may be used
 
 

@@ -52,14 +52,12 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
             metric.search(bench, rates.SEARCH)
 
     def table1_() -> None:
-        if folder is None:
-            rates.check(vgg, methods)
+        rates.check(vgg, methods)
         table1.run(vgg, vgg.domains, SEEDS, table1.SEVERAL)
         table1.run(vgg, vgg.domains, SEEDS[:1], table1.ONE)
 
     def parameters_() -> None:
-        if folder is None:
-            rates.check(vgg, rates.kinds(vgg.backbone))
+        rates.check(vgg, rates.kinds(vgg.backbone))
         parameters.run(vgg, two(vgg), SEEDS[:1])
 
     def trained() -> None:
@@ -67,16 +65,22 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
             vgg.cell("ra", domain, 0, epochs=LONGER)
 
     def metric_() -> None:
+        for bench in (lite, vgg):
+            rates.check(bench, ["ra"])
         for seed in SEEDS:
             for bench in (lite, vgg):
                 metric.run(bench, bench.domains, [seed])
 
     def smallest_() -> None:  # on the command's own backbone
+        rates.check(lite, ["ra"])
         smallest.run(lite, lite.domains, SMALLEST)
 
+    def joint_() -> None:
+        rates.check(lite, ["ra"])
+        joint.run(lite, lite.domains, JOINT)
+
     def table2_() -> None:
-        if folder is None:
-            rates.check(small, table2.METHODS)
+        rates.check(small, table2.METHODS)
         table2.run(small, small.domains, SEEDS[:1], table2.METHODS)
 
     def again_() -> None:
@@ -91,7 +95,7 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
         "parameters": parameters_,
         "metric": metric_,
         "smallest": smallest_,
-        "joint": lambda: joint.run(lite, lite.domains, JOINT),
+        "joint": joint_,
         "table2": table2_,
         "again": again_,
     }

@@ -17,6 +17,8 @@ RATES: Mapping[str, Mapping[str, float]] = {
     "vgg16": {
         **{"fnft": 1e-4, "bn": 3e-2, "parallel": 3e-3, "pca-fta": 3e-3, "piggyback": 3e-4},
         **{"covnorm": 3e-4, "covnorm-identity": 1e-2, "covnorm-random": 3e-3},
+        **{"covnorm-small": 3e-3, "covnorm-identity-small": 3e-2, "covnorm-random-small": 1e-2},
+        **{"svd-fta-small": 1e-3, "fta-small": 3e-3, "pca-fta-small": 3e-3},
         **{"cut-variance": 1e-3, "cut-loss": 3e-4},
     },
     "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
@@ -34,7 +36,9 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
         "bn": (*USUAL, 1e-2, 3e-2, 1e-1),
         "covnorm": (1e-4, *USUAL),
         **dict.fromkeys(("parallel", "pca-fta", "covnorm-random"), (*USUAL, 1e-2)),
-        "covnorm-identity": (*USUAL, 1e-2, 3e-2),
+        **dict.fromkeys(("covnorm-small", "fta-small", "pca-fta-small"), (*USUAL, 1e-2)),
+        **dict.fromkeys(("covnorm-identity", "covnorm-random-small"), (*USUAL, 1e-2, 3e-2)),
+        "covnorm-identity-small": (*USUAL, 1e-2, 3e-2, 1e-1),
     },
     "efficientnet-lite0": {"ra": (*USUAL, 1e-2)},
     "resnet26": {

@@ -27,9 +27,12 @@ COMMENTS: dict[str, str] = {
         "nothing about others."
     ),
     "equal-svd-fta": (
-        "CovNorm's small thresholds are tuned at the rate that was best at its size in Table 1, "
-        "and a higher one would suit them better: a random M, whose own rate is higher, gets near "
-        "to the closed form there."
+        "CovNorm is ahead at its larger thresholds and not at the smallest ones: M alone is tuned, "
+        "which is a small part of its parameters, and it cannot make up for all that the bases "
+        "leave out. SVD+FTA tunes both of its factors."
+    ),
+    "closed-form-0.9": (
+        "At a high rate, which so small an M bears, tuning gets nearly as far from a random one."
     ),
     "closed-form-0.99": (
         "At the rate of the closed form a random M stays far behind; at the best of its own it "
