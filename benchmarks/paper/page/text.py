@@ -127,11 +127,11 @@ def set_up() -> list[Block]:
                 "as often, but for SVD, which is not tuned. The methods of Table 1, of the curves "
                 "and of the starts of M share the A of a domain and seed. An A that was lost was "
                 "trained again, and older rows of other tables do not say which one they start "
-                "from. Images are not augmented. CovNorm tunes M, norms and head, and C and W stay; "
-                "SVD+FTA, FTA and PCA+FTA train both factors. Of every training the epoch that "
-                "validates best is kept, so a validation accuracy is the best of as many. In the "
-                "tables of methods a tuning that validates clearly worse than what it started from "
-                "is undone.",
+                "from. Images are not augmented. CovNorm tunes M, norms and head, and C and W "
+                "stay; SVD+FTA, FTA and PCA+FTA train both factors. Of every training the epoch "
+                "that validates best is kept, so a validation accuracy is the best of as many. In "
+                "the tables of methods a tuning that validates clearly worse than what it started "
+                "from is undone.",
                 f"**Equal tuning**: every method has the same search, the best of {len(USUAL)} "
                 "learning rates on the validation images of "
                 f"{' and '.join(rates.SEARCH)} (ResNet-26: {' and '.join(rates.two('resnet26'))}), "
