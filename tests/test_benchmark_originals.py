@@ -158,8 +158,9 @@ def test_table_2_runs_on_the_archive(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ledger, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(originals, "PIXELS", 16)
     monkeypatch.setattr(pretraining, "EPOCHS", 1)
-    monkeypatch.setattr(table2, "METHODS", ("fnft", "lwf", "ra"))
-    monkeypatch.setattr("benchmarks.paper.bench.WHOLE", 1)
+    monkeypatch.setattr(table2, "METHODS", ("fnft", "lwf", "ra", "covnorm"))
+    for length in ("WHOLE", "EPOCHS", "TUNING"):
+        monkeypatch.setattr(f"benchmarks.paper.bench.{length}", 1)
     monkeypatch.setattr("benchmarks.paper.page.rows.WHOLE", 1)
     lines = Lines("originals")
     profiles.piece("table2", lines, folder)
@@ -167,10 +168,15 @@ def test_table_2_runs_on_the_archive(folder, tmp_path, monkeypatch, capsys):
     assert (small.origin, small.domains) == ("imagenet12", ("dtd", "svhn", "imagenet12"))
     assert small.net.backbone.fc.out_features == 3
     assert [r["method"] for r in lines.rows if r["domain"] == "imagenet12"] == ["source"]
-    assert Counter(r["method"] for r in lines.rows) == {"source": 1, "fnft": 2, "lwf": 2, "ra": 2}
+    counted = Counter(r["method"] for r in lines.rows)
+    assert counted == {"source": 1, "fnft": 2, "lwf": 2, "ra": 2, "covnorm": 2}
     assert all(r["n"] == 9 for r in lines.rows if r["method"] != "source")
     kept = [r["forgetting"] for r in lines.rows if r["method"] == "lwf"]
     assert all({"before", "after"} <= found.keys() for found in kept)
+    for r in lines.rows:  # what starts from an A says which
+        A = small.start(small.trained(r["domain"], 0)) if r["method"] == "covnorm" else {}
+        assert A.items() <= r.items()
+        assert ("A" in r) == bool(A)
     assert {r["weights"] for r in lines.rows} == {pretraining.weights(small.archive)}
     capsys.readouterr()
     text = "".join(paper._ending(lines.rows, folder))
@@ -180,7 +186,7 @@ def test_table_2_runs_on_the_archive(folder, tmp_path, monkeypatch, capsys):
     assert "All cells were run." in text
     # Rows of another network are none of this table's.
     others = [{**r, "weights": "another"} for r in lines.rows]
-    assert "0 of 6 cells were run." in "".join(paper._ending(others, folder))
+    assert "0 of 8 cells were run." in "".join(paper._ending(others, folder))
 
 
 def test_without_images_of_imagenet_the_archive_starts_from_our_objects(folder, monkeypatch):
