@@ -19,7 +19,7 @@ from result_rows import cells_of, full, made_up, row
 import torch_covnorm as cn
 from benchmarks.ledger import cpu
 from benchmarks.paper import again, metric, parameters, rates, settings, table1
-from benchmarks.paper.page import DOCS, metrics, render, tables, training
+from benchmarks.paper.page import DOCS, metrics, render, tables, text, training
 from benchmarks.paper.page.rows import Rows, cell, cut, start
 from benchmarks.paper.settings import PIXELS, RATES
 from torch_covnorm.backbones import preprocessing_of
@@ -182,6 +182,12 @@ def test_markdown_and_html_show_the_same_numbers():
             assert f">{part.strip()}<" in made["results.html"]
 
 
+def test_what_we_think_of_table_2_waits_for_all_of_its_cells():
+    assert text.DECATHLON in full()["results.md"]
+    fewer = [r for r in made_up() if (r["backbone"], r["method"]) != ("resnet26", "dan")]
+    assert text.DECATHLON not in render(fewer)["results.md"]
+
+
 def test_no_table_is_without_its_rows():
     made = full()["results.md"]
     # Of the domains and of the gains: made of no rows of their own.
@@ -212,6 +218,8 @@ def test_the_small_points_of_a_curve_have_a_rate_of_their_own_searched_at_one_of
     assert {settings.kind(*point) for point in parameters.cells()} <= {*rates.kinds("vgg16")}
     # Where no small ones were searched, they have the rate of the others.
     assert settings.rate("efficientnet-lite0", "covnorm-small") == 3e-4
+    told = "Small: t up to 0.95, searched at 0.9, and ranks up to d/16, searched at d/32."
+    assert told in full()["results.md"]
 
 
 def test_the_better_rate_is_told_from_the_used_one():

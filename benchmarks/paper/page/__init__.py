@@ -42,6 +42,7 @@ def write() -> None:
 
 
 def _blocks(found: Rows) -> list[Block]:
+    table2 = decathlon.table(found)
     blocks: list[Block | None] = [
         *text.opening(found),
         Heading("What the paper says, and what came out here"),
@@ -75,8 +76,8 @@ def _blocks(found: Rows) -> list[Block]:
         charts.eta(found) or _later("dimensions"),
         charts.explained(found),
         Heading("Table 2: a mini-Decathlon"),
-        decathlon.table(found),
-        Text(text.DECATHLON) if decathlon.whole(found) else None,
+        table2,
+        Text(text.DECATHLON) if table2.whole else None,
         Heading("Is RA trained well enough?"),
         training.trained(found),
         Heading("The same cell twice"),

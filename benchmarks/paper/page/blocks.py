@@ -93,6 +93,11 @@ class Table:
             f"</table>\n</div>\n{folded('table', self.backbone, self.made_of)}"
         )
 
+    @property
+    def whole(self) -> bool:
+        """Whether all its cells were run."""
+        return self.run is None or self.run[0] >= self.run[1]
+
     def _about(self) -> str:
         return " ".join([self.caption, missing(*self.run)] if self.run else [self.caption])
 

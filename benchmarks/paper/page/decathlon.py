@@ -76,12 +76,6 @@ def table(found: Rows, archive: Archive | None = None) -> Table:
     return Table(caption, head, body, "resnet26", [said(k) for k in keys.values()], run)
 
 
-def whole(found: Rows) -> bool:
-    """Whether every cell was run."""
-    have, wanted = table(found).run or (0, 1)
-    return have == wanted
-
-
 def _points(accuracy: float | None, baseline: float | None, n: int | None) -> float | None:
     """By the formula, which divides by the baseline's error: none counts as half an image of n."""
     if accuracy is None or baseline is None or n is None:
