@@ -216,6 +216,9 @@ def test_the_small_points_of_a_curve_have_a_rate_of_their_own_searched_at_one_of
         assert settings.kind(method, options) == kind
         assert (method, options) in parameters.cells()
     assert {settings.kind(*point) for point in parameters.cells()} <= {*rates.kinds("vgg16")}
+    for like in ("covnorm", "covnorm-joint"):
+        small, large = (settings.rate("vgg16", f"{like}{end}") for end in ("-small", ""))
+        assert small == RATES["vgg16"]["covnorm-small"] != large
     # Where no small ones were searched, they have the rate of the others.
     assert settings.rate("efficientnet-lite0", "covnorm-small") == 3e-4
     told = "Small: t up to 0.95, searched at 0.9, and ranks up to d/16, searched at d/32."
