@@ -19,7 +19,7 @@ from sklearn.decomposition import IncrementalPCA
 from torch import nn
 
 import torch_covnorm as cn
-from torch_covnorm.routing import plain_copy
+from torch_covnorm.network.routing import plain_copy
 
 from .ledger import Ledger, seconds
 from .vgg16_weights import vgg16_file

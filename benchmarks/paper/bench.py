@@ -20,8 +20,8 @@ import torch_covnorm as cn
 from torch_covnorm.backbones import preprocessing_of
 from torch_covnorm.data import prepare
 from torch_covnorm.data.loader import Batches
-from torch_covnorm.ranks import rank_of
 from torch_covnorm.records import digest
+from torch_covnorm.stats.ranks import rank_of
 
 from .. import domains, originals
 from ..fetch import cache

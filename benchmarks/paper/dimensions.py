@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import torch_covnorm as cn
-from torch_covnorm.ranks import by_variance
+from torch_covnorm.stats.ranks import by_variance
 
 from .bench import Bench
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import torch_covnorm as cn
 from torch_covnorm.adapters import CovNormMap
-from torch_covnorm.normalize import Factors
-from torch_covnorm.ranks import rank_of
+from torch_covnorm.stats.decomposition import Factors
+from torch_covnorm.stats.ranks import rank_of
 
 from .bench import Bench
 from .settings import TUNING

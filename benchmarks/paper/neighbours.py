@@ -14,11 +14,11 @@ from torch import Tensor
 
 import torch_covnorm as cn
 from torch_covnorm.adapters import LowRankMap
-from torch_covnorm.covnorm import ranks_within
-from torch_covnorm.geometric import svd
-from torch_covnorm.gradients import GradientMoments
-from torch_covnorm.moments import Moments
-from torch_covnorm.ranks import by_budget, by_variance, rank_of, smallest
+from torch_covnorm.compress.covnorm import ranks_within
+from torch_covnorm.compress.geometric import svd
+from torch_covnorm.compress.gradients import GradientMoments
+from torch_covnorm.stats.moments import Moments
+from torch_covnorm.stats.ranks import by_budget, by_variance, rank_of, smallest
 
 Cut = dict[str, tuple[Tensor, Tensor, Tensor]]
 

@@ -1,27 +1,27 @@
 """One frozen network, many domains: CovNorm (Li & Vasconcelos, CVPR 2019) for PyTorch."""
 
-from .accounting import Account, account
-from .adapt import Adapted, adapt
 from .backbones import load_backbone
-from .basis import Basis
-from .covnorm import PRESETS, absorb_, collect, normalize_
+from .compress.covnorm import PRESETS, absorb_, collect, normalize_
+from .compress.geometric import svd_
+from .compress.gradients import GradientMoments, collect_gradients
+from .compress.joint import Joined, join_, join_svd_
 from .data.score import decathlon_score
-from .domain import Domain
 from .ecology import Ecology
+from .engines.export import Exported, export
 from .errors import CovNormError, CovNormWarning
-from .evaluation import Evaluation, evaluate
-from .export import Exported, export
-from .geometric import svd_
-from .gradients import GradientMoments, collect_gradients
-from .joint import Joined, join_, join_svd_
-from .lwf import forgetting
-from .methods import METHODS
-from .moments import Moments
-from .network import MultiDomainNetwork
-from .progress import Progress
-from .schedules import TRAININGS, Training
-from .sites import Site
-from .training import Fit, fit
+from .methods.adapt import Adapted, adapt
+from .methods.lwf import forgetting
+from .methods.recipes import METHODS
+from .network.accounting import Account, account
+from .network.basis import Basis
+from .network.domain import Domain
+from .network.network import MultiDomainNetwork
+from .network.sites import Site
+from .stats.moments import Moments
+from .training.evaluation import Evaluation, evaluate
+from .training.fit import Fit, fit
+from .training.progress import Progress
+from .training.schedules import TRAININGS, Training
 from .version import __version__
 
 __all__ = [

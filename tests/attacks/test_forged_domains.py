@@ -22,7 +22,7 @@ from domain_files import (
 )
 
 import torch_covnorm as cn
-from torch_covnorm import files
+from torch_covnorm.network import files
 
 # ── attacks: every checksum fits ────────────────────────────────────────────────────────────────
 

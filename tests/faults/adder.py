@@ -21,7 +21,7 @@ import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, manifest, store
 from torch_covnorm.ecology.adding import add
 from torch_covnorm.ecology.blobs import Blobs
-from torch_covnorm.progress import Telling
+from torch_covnorm.training.progress import Telling
 
 Event = tuple[str, str]  # ("rename", file), ("fsync", ""), ("unlink", ""), ("step", stage), …
 EPOCHS = 2

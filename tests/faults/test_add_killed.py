@@ -14,7 +14,7 @@ from adder import Child
 import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, verify
 from torch_covnorm.ecology.manifest import MANIFEST
-from torch_covnorm.progress import Telling
+from torch_covnorm.training.progress import Telling
 
 TIMED = 16  # kills by the clock; the others at chosen events
 

@@ -14,7 +14,7 @@ import torch
 import worker
 
 from torch_covnorm import records
-from torch_covnorm.snapshot import FORMAT, RECORD, Snapshot
+from torch_covnorm.training.snapshot import FORMAT, RECORD, Snapshot
 
 
 class Child:

@@ -15,7 +15,7 @@ from adder import Child
 import torch_covnorm as cn
 from torch_covnorm.ecology import Details, Ecology, verify
 from torch_covnorm.ecology.manifest import MANIFEST
-from torch_covnorm.progress import Telling
+from torch_covnorm.training.progress import Telling
 
 
 @pytest.fixture

@@ -13,19 +13,19 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import CovNormError, choices
-from ..ranks import rank_of
+from ..stats.ranks import rank_of
 from .base import Adapter, frozen
 from .batchnorm import BatchNormAdapter
 from .conv import ConvAdapter
 from .fold import Folded, fold, forms, padded_share, stacked
 from .infer import run_folded
 from .maps import CovNormMap, FullMap, LinearMap, LowRankMap, build_map
+from .merged import merged_weight
 from .norms import scale_shifts, site_norm
-from .own import MaskWeights, OwnWeights, WeightAdapter, double
 from .parallel import ParallelAdapter
 from .residual import ResidualAdapter
 from .shared import JointMap, SharedFactors, SharedMap
-from .weights import merged_weight
+from .weights import MaskWeights, OwnWeights, WeightAdapter, double
 
 KINDS = {a.kind: a for a in (ResidualAdapter, ParallelAdapter, ConvAdapter, BatchNormAdapter)}
 WEIGHT_KINDS = {a.kind: a for a in (OwnWeights, MaskWeights)}

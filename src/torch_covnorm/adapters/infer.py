@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from .base import frozen
 from .fold import Folded
+from .merged import merging_is_cheaper, run_merged
 from .parallel import centre_tap
-from .weights import merging_is_cheaper, run_merged
 
 
 def run_folded(

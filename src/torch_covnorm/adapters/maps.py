@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..normalize import Factors
+from ..stats.decomposition import Factors
 
 FRESH = 1e-3  # standard deviation of an untrained A
 

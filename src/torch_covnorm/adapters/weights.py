@@ -1,78 +1,135 @@
-"""A frozen layer and its folded adapter as one layer: what merging keeps, and inference may use."""
+"""Other weights for a layer of the backbone: a domain's own copy (FNFT), or a mask (Piggyback).
+
+Such an adapter changes the frozen layer instead of adding one behind it. The backbone keeps every
+bit: the layer runs as a double of itself, with the domain's parameters in place of its own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .fold import Folded
-from .maps import product
-from .parallel import centre
+# Piggyback (Mallya 2018): real scores start here, and a weight is kept where they exceed this.
+MASK_START = 1e-2
+MASK_THRESHOLD = 5e-3
+
+_PLACES = torch.arange(8, dtype=torch.uint8)
 
 
-def merged_weight(layer: nn.Conv2d | nn.Linear, folded: Folded) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the layer that does what F and the one folded adapter do.
+def double(layer: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
+    """The layer with other parameters; all else is shared, and the layer itself is not touched.
 
-    ``W' = T W`` with ``T = gain + F_m … F_1``, plus ``G_l … G_1`` at the centre tap;
-    ``b' = T b + shift``. The product of a chain with a grouped layer is an ungrouped weight.
+    It runs by its class's forward, so a routed layer's double asks nobody.
     """
-    weight = layer.weight.to(folded.shift)
-    if isinstance(layer, nn.Linear):
-        new = _times(folded, weight)
-        if folded.parallel:
-            new = new + product(folded.parallel)[0]
-    else:
-        if layer.groups > 1 and (folded.series or folded.parallel):
-            weight = _ungrouped(weight, layer.groups)
-        last = not weight.is_contiguous()  # channels_last: taps, then input channels
-        taps = weight.movedim(1, -1) if last else weight
-        new = _times(folded, taps.flatten(1)).view(taps.shape)
-        new = new.movedim(-1, 1) if last else new
-        if folded.parallel:
-            row, column = centre(layer)
-            new[:, :, row, column] += product(folded.parallel)[0]
-    bias = folded.shift[0]
-    if layer.bias is not None:
-        bias = bias + _times(folded, layer.bias.to(bias)[:, None])[:, 0]
-    return new, bias
+    other = object.__new__(type(layer))
+    other.__dict__.update(vars(layer))
+    other.__dict__.pop("forward", None)
+    other.__dict__["_parameters"] = {**layer._parameters, **parameters}
+    return other
 
 
-def run_merged(layer: nn.Conv2d | nn.Linear, x: Tensor, folded: Folded) -> Tensor:
-    """The layer's output with the adapter in its weight."""
-    weight, bias = merged_weight(layer, folded)
-    if isinstance(layer, nn.Linear):
-        return F.linear(x, weight.to(x), bias.to(x))
-    return layer._conv_forward(x, weight.to(x), bias.to(x))
+class WeightAdapter(nn.Module):
+    """Base of the two: what one domain puts in the place of one layer's parameters."""
+
+    kind: str
+
+    def parameters_for(self, layer: nn.Module) -> dict[str, Tensor]:
+        """The parameters with which the layer runs for this domain, by their names."""
+        raise NotImplementedError
+
+    def stored(self) -> dict[str, Tensor]:
+        """The tensors of the file, by name."""
+        return dict(self.state_dict())
 
 
-def merging_is_cheaper(layer: nn.Module, x: Tensor) -> bool:
-    """Whether the adapter meets fewer numbers in the layer's weight than in its output.
+class OwnWeights(WeightAdapter):
+    """A copy of all parameters that a module itself holds, to be trained: fine-tuning."""
 
-    Only for layers whose forward is known to be the plain one.
+    kind = "own"
+
+    def __init__(
+        self, layer: nn.Module, tied: dict[nn.Parameter, nn.Parameter] | None = None
+    ) -> None:
+        """`tied` remembers the copies: one that layers of the backbone share stays shared."""
+        super().__init__()
+        tied = {} if tied is None else tied
+        for name, p in layer.named_parameters(recurse=False):
+            if p not in tied:
+                tied[p] = nn.Parameter(p.detach().clone())
+            self.register_parameter(name, tied[p])
+
+    def parameters_for(self, layer: nn.Module) -> dict[str, Tensor]:  # noqa: ARG002
+        return dict(self.named_parameters())
+
+
+class MaskWeights(WeightAdapter):
+    """``W ∘ (scores > 5e-3)``: a binary mask on the frozen weight of a Conv2d or Linear layer.
+
+    Trained through real scores of W's shape; the gradient passes the threshold straight through.
+    `pack_` leaves 1 bit a weight, eight in a byte, which is unpacked where it is used and not
+    kept; files hold that form alone.
     """
-    if type(layer) is nn.Linear:
-        return x.numel() // x.shape[-1] >= layer.in_features
-    if type(layer) is not nn.Conv2d or layer.groups > 1:
-        return False
-    positions = x.numel() // (x.shape[1] * layer.stride[0] * layer.stride[1])
-    return positions >= layer.weight[0].numel()
+
+    kind = "mask"
+
+    def __init__(self, layer: nn.Module, packed: bool = False) -> None:
+        super().__init__()
+        weight = layer.get_parameter("weight")
+        self.shape = weight.shape
+        self.scores: nn.Parameter | None
+        self.packed: Tensor | None
+        if packed:
+            bits = torch.zeros(-(-weight.numel() // 8), dtype=torch.uint8, device=weight.device)
+            self.register_parameter("scores", None)
+            self.register_buffer("packed", bits)
+        else:
+            self.scores = nn.Parameter(torch.full_like(weight, MASK_START))
+            self.register_buffer("packed", None)
+
+    def mask(self) -> Tensor:
+        """The binary mask, bool, of the weight's shape."""
+        if self.scores is not None:
+            return self.scores.detach() > MASK_THRESHOLD
+        assert self.packed is not None
+        return unpack(self.packed, self.shape.numel()).view(self.shape)
+
+    def parameters_for(self, layer: nn.Module) -> dict[str, Tensor]:
+        weight, mask = layer.get_parameter("weight"), self.mask()
+        if self.scores is None or not torch.is_grad_enabled():
+            return {"weight": weight * mask}
+        straight_through = mask + (self.scores - self.scores.detach())
+        return {"weight": weight * straight_through}
+
+    def pack_(self) -> None:
+        """Forget the scores, keep the mask."""
+        if self.scores is not None:
+            self.packed = pack(self.mask())
+            self.scores = None
+
+    def thaw_(self, layer: nn.Module) -> None:
+        """Scores again, as far from the threshold as at their start: to train a packed mask on."""
+        if self.scores is None:
+            scores = self.mask().to(layer.get_parameter("weight")) * MASK_START
+            self.scores, self.packed = nn.Parameter(scores), None
+
+    def bits(self) -> int:
+        """What the domain must ship for this layer: 1 bit a weight."""
+        return self.shape.numel()
+
+    def stored(self) -> dict[str, Tensor]:
+        return {"packed": pack(self.mask()) if self.packed is None else self.packed}
 
 
-def _times(folded: Folded, matrix: Tensor) -> Tensor:
-    """T · matrix (d, …), through the chain's thin factors."""
-    if not folded.series:
-        assert folded.gain is not None
-        return folded.gain[0][:, None] * matrix
-    out = product(tuple(f[0] for f in folded.series), matrix)
-    return out if folded.gain is None else torch.addcmul(out, folded.gain[0][:, None], matrix)
+def pack(mask: Tensor) -> Tensor:
+    """Bools of any shape → uint8 (n / 8, rounded up), first in the lowest bit."""
+    flat = mask.flatten().to(torch.uint8)
+    flat = torch.cat([flat, flat.new_zeros(-len(flat) % 8)]).view(-1, 8)
+    return (flat << _PLACES.to(flat.device)).sum(1, dtype=torch.uint8)
 
 
-def _ungrouped(weight: Tensor, groups: int) -> Tensor:
-    """(d_out, d_in/g, h, w) → (d_out, d_in, h, w), zero outside each group's block."""
-    blocks = weight.chunk(groups)
-    rows, columns = blocks[0].shape[:2]
-    out = weight.new_zeros(rows * groups, columns * groups, *weight.shape[2:])
-    for g, block in enumerate(blocks):
-        out[g * rows : (g + 1) * rows, g * columns : (g + 1) * columns] = block
-    return out
+def unpack(packed: Tensor, n: int) -> Tensor:
+    """The first n bools that were packed."""
+    bits = packed[:, None].bitwise_right_shift(_PLACES.to(packed.device)) & 1
+    return bits.flatten()[:n].bool()

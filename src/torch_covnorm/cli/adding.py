@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..compress.precision import SMALLEST
 from ..data.decode import Decoded
 from ..data.images import Augment
 from ..data.source import Source, read_source
@@ -18,8 +19,7 @@ from ..ecology.images import decode_for, images_of
 from ..ecology.joining import METHOD as JOINT
 from ..ecology.joining import join as join_domains
 from ..errors import CovNormError
-from ..methods import METHODS
-from ..storage import SMALLEST
+from ..methods.recipes import METHODS
 from .options import (
     Device,
     Json,

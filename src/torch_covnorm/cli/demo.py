@@ -21,8 +21,8 @@ from ..ecology.images import decode_for, images_of
 from ..ecology.joining import METHOD as JOINT
 from ..ecology.joining import join
 from ..ecology.manifest import MANIFEST
+from ..ecology.prediction import preprocessing
 from ..errors import CovNormError
-from ..prediction import preprocessing
 from .adding import MAX_DROP, METRIC
 from .demo_smallest import smallest
 from .options import Json, Quiet, Seed, Threads, set_threads

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..adapt import Adapted, adapt
 from ..data.loader import Batches
 from ..ecology import Ecology
 from ..ecology.images import images_of
-from ..prediction import preprocessing
+from ..ecology.prediction import preprocessing
+from ..methods.adapt import Adapted, adapt
 from ..records import write_file
 from .adding import MAX_DROP, METRIC
 from .screen import Screen

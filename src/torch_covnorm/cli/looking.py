@@ -10,8 +10,8 @@ import typer
 
 from ..ecology import Ecology
 from ..ecology import verify as verify_files
-from ..ranks import by_variance
 from ..records import blame
+from ..stats.ranks import by_variance
 from .options import Json, Name, Quiet, Where, domain_names, find, place
 from .screen import Screen, size, table
 from .summary import stages_table

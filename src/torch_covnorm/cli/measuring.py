@@ -10,7 +10,7 @@ import torch
 import typer
 
 from ..errors import CovNormError
-from ..network import MultiDomainNetwork
+from ..network.network import MultiDomainNetwork
 from .options import Device, Json, Quiet, Threads, Where, check_device, find, set_threads
 from .screen import Screen, table
 

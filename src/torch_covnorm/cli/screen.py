@@ -21,8 +21,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from ..progress import Progress as Step
-from ..progress import Telling
+from ..training.progress import Progress as Step
+from ..training.progress import Telling
 
 Cell = str | int | float | None
 

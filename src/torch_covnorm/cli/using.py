@@ -10,8 +10,8 @@ import typer
 
 from ..ecology.images import images_of
 from ..ecology.measure import held_out, percent
+from ..ecology.prediction import probabilities, read_inputs
 from ..errors import CovNormError, choices
-from ..prediction import probabilities, read_inputs
 from .options import Device, Json, Name, Quiet, Threads, Where, check_device, find, set_threads
 from .screen import Screen, size, table
 
@@ -123,8 +123,8 @@ def export(
 
     covnorm export flowers --to onnx
     """
-    from ..export import ENDINGS
-    from ..export import export as export_domain
+    from ..engines.export import ENDINGS
+    from ..engines.export import export as export_domain
 
     screen, ecology = Screen(json, quiet), find(where)
     net = ecology.network()

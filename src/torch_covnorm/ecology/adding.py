@@ -11,22 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..adapt import Adapted, adapt
 from ..adapters import FullMap
-from ..bare import linear_accuracy
-from ..covnorm import collect
+from ..compress.covnorm import collect
+from ..compress.precision import PRECISIONS, SMALLEST, round_, storage_of, stored_bytes
 from ..data.decode import Decoded
 from ..data.loader import Batches, as_input
 from ..errors import CovNormError, choices
-from ..methods import METHODS
-from ..network import MultiDomainNetwork
-from ..prediction import probabilities
-from ..progress import Telling
-from ..schedules import plain
-from ..seeds import random_numbers_kept
-from ..settings import check_for, settings_of
-from ..storage import PRECISIONS, SMALLEST, round_, storage_of, stored_bytes
+from ..methods.adapt import Adapted, adapt
+from ..methods.recipes import METHODS
+from ..methods.settings import check_for, settings_of
+from ..network.network import MultiDomainNetwork
+from ..training.probe import linear_accuracy
+from ..training.progress import Telling
+from ..training.schedules import plain
+from ..training.seeds import random_numbers_kept
 from . import measure
+from .prediction import probabilities
 from .store import Details, Ecology
 from .work import unfinished, workplace
 

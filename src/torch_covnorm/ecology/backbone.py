@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import nn
 
-from ..accounting import denominators
 from ..backbones import NAMES, load_backbone, preprocessing_of
 from ..errors import CovNormError
-from ..network import MultiDomainNetwork
+from ..network.accounting import denominators
+from ..network.network import MultiDomainNetwork
 from .blobs import Blobs
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..data.decode import Decoded, decode
 from ..data.source import Source, read_source
 from ..errors import CovNormError
-from ..prediction import check_preprocessing
+from .prediction import check_preprocessing
 from .store import Ecology
 
 

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..adapt import Adapted, adapt
+from ..compress.precision import PRECISIONS, round_, storage_of
 from ..data.decode import Decoded
 from ..data.loader import Batches
-from ..domain import check_name
 from ..errors import CovNormError
-from ..network import MultiDomainNetwork
-from ..prediction import preprocessing, probabilities
-from ..progress import Telling
-from ..seeds import random_numbers_kept
-from ..storage import PRECISIONS, round_, storage_of
+from ..methods.adapt import Adapted, adapt
+from ..network.domain import check_name
+from ..network.network import MultiDomainNetwork
+from ..training.progress import Telling
+from ..training.seeds import random_numbers_kept
 from . import measure
 from .adding import FULL, How, event
 from .manifest import Entry
+from .prediction import preprocessing, probabilities
 from .store import Details, Ecology
 from .work import unfinished, workplace
 

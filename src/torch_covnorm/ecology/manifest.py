@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ..domain import check_name
 from ..errors import CovNormError
+from ..network.domain import check_name
 from ..records import blame, read, sealed, write_file
 from .blobs import BLOB
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..accounting import account
+from ..compress.precision import stored_bytes
 from ..data.decode import Decoded
-from ..domain import Domain
-from ..moments import Moments
-from ..network import MultiDomainNetwork
-from ..storage import stored_bytes
+from ..network.accounting import account
+from ..network.domain import Domain
+from ..network.network import MultiDomainNetwork
+from ..stats.moments import Moments
 
 LARGEST_CONFUSION = 100  # classes; a larger table is no longer read by anybody
 EXAMPLES = 12

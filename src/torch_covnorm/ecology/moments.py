@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CovNormError
-from ..moments import Moments
+from ..stats.moments import Moments
 
 PARTS = ("n", "images", "mean", "scatter")
 

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import basis as basis_files
-from .. import files
-from ..domain import Domain, check_name
 from ..errors import CovNormError, choices
-from ..moments import Moments
-from ..network import MultiDomainNetwork
+from ..network import basis as basis_files
+from ..network import files
+from ..network.domain import Domain, check_name
+from ..network.network import MultiDomainNetwork
 from ..records import blame
+from ..stats.moments import Moments
 from . import moments as moment_files
 from .backbone import describe, rebuild
 from .blobs import Blobs

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from .. import basis as basis_files
-from .. import files
 from ..errors import CovNormError
+from ..network import basis as basis_files
+from ..network import files
 from ..records import blame
 from .manifest import RECORDS, read_manifest, references
 from .store import DETAILS, Ecology

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import CovNormError
 from ..records import blame
-from ..snapshot import Snapshot
+from ..training.snapshot import Snapshot
 from .lock import locked
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..methods import METHODS
-from ..ranks import by_variance
+from ..methods.recipes import METHODS
+from ..stats.ranks import by_variance
 from . import figures
 
 NAMED = 16  # classes that the balance lists by name

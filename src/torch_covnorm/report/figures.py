@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..ranks import explained
+from ..stats.ranks import explained
 from .canvas import (
     WIDTH,
     as_svg,

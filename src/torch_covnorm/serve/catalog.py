@@ -10,11 +10,11 @@ from typing import Any
 
 from ..data.convention import SMALLEST
 from ..data.decode import FITS
-from ..domain import NAME
 from ..ecology import Ecology
 from ..ecology.manifest import Entry
+from ..ecology.prediction import check_preprocessing
 from ..errors import CovNormError, choices
-from ..prediction import check_preprocessing
+from ..network.domain import NAME
 from ..records import blame
 from .refusals import broken, unknown
 

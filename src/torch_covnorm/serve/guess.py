@@ -21,12 +21,12 @@ from torch import Tensor
 
 from ..data.decode import load_image
 from ..data.loader import as_input
-from ..domain import Domain
 from ..ecology import Ecology
+from ..ecology.prediction import check_preprocessing
 from ..errors import CovNormError
-from ..network import MultiDomainNetwork
-from ..prediction import check_preprocessing
-from ..routing import stepwise
+from ..network.domain import Domain
+from ..network.network import MultiDomainNetwork
+from ..network.routing import stepwise
 
 SITES = 4  # the first ones: cheap, and they tell domains apart best
 FLOOR = 1e-3  # of the largest eigenvalue

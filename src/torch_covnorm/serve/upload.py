@@ -9,11 +9,11 @@ from typing import Any
 import safetensors
 import torch
 
-from ..basis import RECORD as BASIS
 from ..ecology import Ecology
 from ..ecology.measure import sizes
 from ..ecology.store import Details
 from ..errors import CovNormError
+from ..network.basis import RECORD as BASIS
 from ..records import blame
 from .catalog import check_servable
 

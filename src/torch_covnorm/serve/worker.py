@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from ..data.loader import as_input
 from ..ecology import Ecology
+from ..ecology.prediction import preprocessing
 from ..errors import CovNormError
-from ..modulemap import ModuleMap
-from ..network import MultiDomainNetwork
-from ..prediction import preprocessing
+from ..network.modulemap import ModuleMap
+from ..network.network import MultiDomainNetwork
 from .catalog import version_of
 from .guess import Guesser
 from .upload import keep

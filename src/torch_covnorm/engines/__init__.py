@@ -1,0 +1,1 @@
+"""Run a domain outside this library: `torch.export`, ONNX, or a plain state dict."""

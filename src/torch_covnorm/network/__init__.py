@@ -1,0 +1,1 @@
+"""One frozen backbone, many domains: sites, routing, mixed batches, merging, files."""

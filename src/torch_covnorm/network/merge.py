@@ -1,0 +1,84 @@
+"""Fold a domain into the backbone's own layers: a plain network, equal outputs, no added cost."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import is_parametrized
+
+from ..adapters import Adapter, JointMap, fold, merged_weight
+from ..errors import CovNormError
+from .domain import Domain
+from .routing import plain_copy
+from .sites import Layer, Site
+
+if TYPE_CHECKING:
+    from .network import MultiDomainNetwork
+
+
+@torch.no_grad()
+def merge(net: MultiDomainNetwork, domain: Domain) -> nn.Module:
+    """A copy of the backbone, in eval mode, that computes what ``net(x, domain=…)`` computes.
+
+    Series and 1×1 adapters multiply into the layer's weight, parallel ones add to its centre tap,
+    B1 and B2 go along; the backbone's own norms take the domain's values. A grouped layer becomes
+    an ungrouped one, since its product with a full A is dense. A domain whose `own` module runs
+    behind the backbone gives ``nn.Sequential(backbone, own)``.
+    """
+    plain = plain_copy(net.backbone)
+    for name, weight in domain.weights.items():
+        layer = plain.get_submodule(name)
+        for key, value in weight.parameters_for(layer).items():
+            setattr(layer, key, nn.Parameter(value.clone()))
+    for name, site in net.sites.items():
+        _fold_into_(cast(Layer, plain.get_submodule(name)), site, domain.adapters[name])
+    for name, norm in domain.norms.items():
+        plain.get_submodule(name).load_state_dict(norm.state_dict())
+    if net.head_name is not None:
+        head = nn.Identity() if domain.head is None else copy.deepcopy(domain.head)
+        old = plain.get_submodule(net.head_name)
+        for name, module in list(plain.named_modules(remove_duplicate=False)):
+            if module is old:
+                plain.set_submodule(name, head)
+    if domain.own is not None and domain.runs_own:
+        plain = nn.Sequential(plain, copy.deepcopy(domain.own))
+    return plain.requires_grad_(False).eval()
+
+
+def _fold_into_(layer: Layer, site: Site, adapter: Adapter) -> None:
+    """Give a layer the weight and bias that hold its adapter: in float64, rounded once."""
+    if adapter.idle:
+        return
+    if is_parametrized(layer):
+        raise CovNormError(f"site {site.name!r}: remove the parametrization of its weight first")
+    before, device = copy.deepcopy(layer), layer.weight.device
+    adapter, layer64 = copy.deepcopy(adapter).cpu().double(), copy.deepcopy(layer).cpu().double()
+    if isinstance(adapter.A, JointMap):  # what it shares is no part of its copy
+        adapter.A.share(copy.deepcopy(adapter.A.shared).cpu().double())
+    folded = fold([adapter], site.d_in, site.d_out, layer64.weight)
+    weight, bias = merged_weight(layer64, folded)
+    if isinstance(layer, nn.Conv2d) and weight.shape[1] == layer.in_channels:
+        layer.groups = 1
+    layer.weight = nn.Parameter(weight.to(layer.weight.dtype).to(device))
+    layer.bias = nn.Parameter(bias.to(layer.weight.dtype).to(device))
+    if type(layer) not in (nn.Conv2d, nn.Linear):
+        _check_subclass(layer, before, adapter, site)
+
+
+def _check_subclass(layer: Layer, before: Layer, adapter: Adapter, site: Site) -> None:
+    """A subclass may do more with its weight than a layer does: try a batch through both."""
+    if isinstance(layer, nn.Conv2d):
+        spans = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
+        x = torch.randn(2, site.d_in, *(d * (k - 1) + 1 + 2 * s for k, d, s in spans))
+    else:
+        x = torch.randn(2, site.d_in)
+    expected = adapter.eval()(before.cpu().double(), x.double())
+    found = copy.deepcopy(layer).cpu().double()(x.double())
+    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+        raise CovNormError(
+            f"site {site.name!r}: {type(layer).__name__} changes its weight as it runs, so the "
+            "adapter cannot be folded into it; leave it out of sites=, or do not merge"
+        )

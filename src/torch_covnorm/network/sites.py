@@ -1,0 +1,169 @@
+"""Where adapters go: the sites of a backbone, its head, and the norm behind each site."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from ..errors import CovNormError, CovNormWarning, choices
+
+Layer = nn.Conv2d | nn.Linear
+SitePredicate = Callable[[str, nn.Module], bool]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A Conv2d or Linear layer with an adapter behind it: d_in channels in, d_out out."""
+
+    name: str
+    spatial: bool  # Conv2d; else Linear
+    d_in: int
+    d_out: int
+    norm_behind: str | None  # the backbone's BatchNorm that follows: there it is B2
+
+
+def find_sites(
+    backbone: nn.Module, predicate: SitePredicate | None, head: str | None
+) -> dict[str, Site]:
+    """The sites of a backbone in registration order: those that the predicate picks, or `default`.
+
+    Layers whose series adapter would have more parameters than they have themselves are left out
+    by default where others remain, and warned of where they are picked.
+    """
+    layers = {n: m for n, m in _layers(backbone).items() if n != head}
+    if predicate is None:
+        chosen = default(backbone, layers)
+    else:
+        chosen = {n: m for n, m in layers.items() if predicate(n, m)}
+    for name, layer in chosen.items():
+        if isinstance(layer, NonDynamicallyQuantizableLinear):
+            raise CovNormError(
+                f"site {name!r}: nn.MultiheadAttention reads the weight of its out_proj and never "
+                "calls it, so no adapter would run; leave it out of sites="
+            )
+    if not chosen:
+        raise CovNormError(
+            f"no site found in {type(backbone).__name__}: it needs a Conv2d or Linear layer "
+            "beside the head that sites=(name, module) accepts"
+        )
+    heavy = [n for n, m in chosen.items() if _outweighs(m) and not _is_stem(m)]
+    if heavy:
+        warnings.warn(
+            f"the adapter outweighs its layer at {len(heavy)} of {len(chosen)} sites "
+            f"({', '.join(heavy[:4])}{', …' if len(heavy) > 4 else ''}): "
+            "choose others with sites=, or compress it",
+            CovNormWarning,
+            stacklevel=3,
+        )
+    behind = _norms_behind(backbone)
+    return {n: _site(n, m, behind.get(n)) for n, m in chosen.items()}
+
+
+def default(backbone: nn.Module, layers: dict[str, Layer]) -> dict[str, Layer]:
+    """VGG and ResNet: the convolutions (and hidden Linear layers) that outweigh their adapter, and
+    the stem. Nets with depthwise convolutions (EfficientNet, MobileNet, ConvNeXt): the projections
+    only. ViT: what writes into the residual stream. A net with no such layer: every layer.
+    """
+    gates = _squeeze_excite(backbone)
+    usable = {
+        n: m
+        for n, m in layers.items()
+        if not isinstance(m, NonDynamicallyQuantizableLinear) and not n.startswith(gates)
+    }
+    depthwise = any(
+        isinstance(m, nn.Conv2d) and 1 < m.groups == m.in_channels for m in usable.values()
+    )
+    pick = _is_projection if depthwise else lambda m: not _outweighs(m) or _is_stem(m)
+    return {n: m for n, m in usable.items() if pick(m)} or usable
+
+
+def find_head(backbone: nn.Module, head: str | None) -> str | None:
+    """The layer that each domain replaces: by name, the last Linear for "auto", or none."""
+    if head is None:
+        return None
+    if head == "auto":
+        linear = [
+            n
+            for n, m in _layers(backbone).items()
+            if isinstance(m, nn.Linear) and not isinstance(m, NonDynamicallyQuantizableLinear)
+        ]
+        return linear[-1] if linear else None
+    layers = _layers(backbone)
+    if head not in layers:
+        raise CovNormError(f"head={head!r} is no Conv2d or Linear layer: {choices(head, layers)}")
+    return head
+
+
+def find_norms(backbone: nn.Module) -> dict[str, _BatchNorm]:
+    """The backbone's BatchNorms: their affine part and running statistics belong to the domain."""
+    return {n: m for n, m in backbone.named_modules() if isinstance(m, _BatchNorm)}
+
+
+def weight_layers(
+    backbone: nn.Module, kind: str = "own", head: str | None = None
+) -> dict[str, nn.Module]:
+    """What a domain's own weights take the place of: "own", every module that holds parameters but
+    the norms, which are the domain's anyway, and the head; "mask", of those Conv2d and Linear."""
+    if kind not in ("own", "mask"):
+        return {}
+    found = {}
+    for name, module in backbone.named_modules():
+        holds = any(True for _ in module.named_parameters(recurse=False))
+        if not holds or isinstance(module, _BatchNorm) or name == head:
+            continue
+        if kind == "own" or isinstance(module, Layer):
+            found[name] = module
+    return found
+
+
+def _layers(backbone: nn.Module) -> dict[str, Layer]:
+    return {n: m for n, m in backbone.named_modules() if isinstance(m, Layer)}
+
+
+def _site(name: str, layer: Layer, norm_behind: str | None) -> Site:
+    if isinstance(layer, nn.Conv2d):
+        return Site(name, True, layer.in_channels, layer.out_channels, norm_behind)
+    return Site(name, False, layer.in_features, layer.out_features, norm_behind)
+
+
+def _outweighs(layer: Layer) -> bool:
+    d = layer.weight.shape[0]  # an adapter's A is d × d
+    return d * d > layer.weight.numel()
+
+
+def _is_stem(layer: Layer) -> bool:
+    """The convolution of the image itself: few weights, but one of VGG16's 13 adapted layers."""
+    return isinstance(layer, nn.Conv2d) and layer.in_channels <= 4 and layer.groups == 1
+
+
+def _is_projection(layer: Layer) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        return layer.kernel_size == (1, 1) and layer.out_channels <= layer.in_channels
+    return layer.out_features <= layer.in_features
+
+
+def _squeeze_excite(backbone: nn.Module) -> tuple[str, ...]:
+    """Prefixes of squeeze-and-excitation gates: their tiny layers are no features to adapt."""
+    return tuple(
+        n + "." for n, m in backbone.named_modules() if n and type(m).__name__.startswith("Squeeze")
+    )
+
+
+def _norms_behind(backbone: nn.Module) -> dict[str, str]:
+    """Layer → the BatchNorm registered right behind it in the same parent, of as many channels."""
+    behind = {}
+    for parent_name, parent in backbone.named_modules():
+        prefix = parent_name + "." if parent_name else ""
+        children = [(n, m) for n, m in parent.named_children() if type(m) is not nn.Identity]
+        for (name, layer), (norm_name, norm) in itertools.pairwise(children):
+            if not isinstance(norm, _BatchNorm) or not isinstance(layer, Layer):
+                continue
+            if norm.num_features == layer.weight.shape[0]:
+                behind[prefix + name] = prefix + norm_name
+    return behind

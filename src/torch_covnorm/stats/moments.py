@@ -1,0 +1,307 @@
+"""Streaming second-order statistics: n, mean and scatter of a feature vector, and its PCA.
+
+The paper's PCA of x is the triplet (P, E, mu) with ``Sigma = P E P^T`` (eq. 1). Everything that
+CovNorm needs of the data is here: moments of any part of the data merge exactly into those of
+the whole (eq. 10), so collection can be split over batches, processes and domains.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import CovNormError
+
+# Rows are multiplied in blocks: few enough rows that the products may be summed in float32, enough
+# that the matrix product dominates. A block that must be centred is copied, and then smaller.
+BLOCK_ROWS = 1 << 18
+BLOCK_NUMBERS = 1 << 24
+CENTRED_NUMBERS = 1 << 22
+# Blocks under this size are multiplied in float64: that is cheap there, and few rows leave
+# directions without variance, where float32 would show its rounding.
+SMALL_BLOCK = 1 << 15
+CENTRE_ROWS = 256
+GOLDEN = 0.6180339887498949
+
+
+class Moments:
+    """n, mean and scatter ``S = sum (x - mean)(x - mean)^T`` of d-dimensional features.
+
+    State is float64 whatever the features are, and of constant size: d + d^2 + 2 numbers.
+    The products of large blocks are in the features' own dtype (float16 and bfloat16: float32)
+    around each block's own mean, so float64 features give float64-exact moments, and a mean far
+    larger than the spread does no harm in float32.
+    """
+
+    def __init__(self, d: int, device: torch.device | str | None = None) -> None:
+        if d < 1:
+            raise CovNormError(f"Moments of {d} features: d must be at least 1")
+        device = torch.device(device or "cpu")
+        if device.type == "mps":  # no float64 there
+            device = torch.device("cpu")
+        self.d = d
+        self.n = 0
+        self.images = 0  # samples whose positions the rows are; joint mode may weigh by them
+        with torch.inference_mode(False):
+            self.mean = torch.zeros(d, dtype=torch.float64, device=device)
+            self.scatter = torch.zeros(d, d, dtype=torch.float64, device=device)
+
+    def __repr__(self) -> str:
+        return f"Moments(d={self.d}, n={self.n})"
+
+    @property
+    def covariance(self) -> Tensor:
+        """``Sigma = S / n`` (d, d): the population covariance, as eq. 10 needs it."""
+        return _symmetric(self.scatter) / max(self.n, 1)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def update(self, x: Tensor, images: int | None = None) -> Moments:
+        """Take in features: (n, d), or (n, d, h, w) with every position a row. Returns self.
+
+        `images` says how many samples the rows come from, where that is not n. NaN or Inf is an
+        error, and then nothing is taken in.
+        """
+        rows = self._rows(x.detach())
+        batch = Moments(self.d, self.mean.device)
+        with torch.autocast(rows.device.type, enabled=False):
+            if rows.numel() <= SMALL_BLOCK or self.d < 8 or not _keeps_digits(rows.device):
+                rows = rows.double()
+            c = _centre(rows)
+            numbers = BLOCK_NUMBERS if c is None else CENTRED_NUMBERS
+            for block in rows.split(max(1, min(BLOCK_ROWS, numbers // self.d))):
+                if len(block):
+                    batch._merge_(*_block(block, c))
+        if not (batch.mean.isfinite().all() and batch.scatter.isfinite().all()):
+            raise CovNormError(
+                "features hold NaN or Inf, or are too large to square: check the images and the "
+                "learning rate"
+            )
+        self._merge_(batch.n, batch.mean, batch.scatter)
+        if batch.n:
+            self.images += len(x) if images is None else images
+        return self
+
+    def merge(self, other: Moments) -> Moments:
+        """The moments of both sets of rows together; neither argument changes."""
+        if other.d != self.d:
+            raise CovNormError(f"cannot merge moments of {self.d} and of {other.d} features")
+        merged = Moments(self.d, self.mean.device)
+        merged._merge_(self.n, self.mean, self.scatter)
+        merged._merge_(other.n, other.mean.to(self.mean), other.scatter.to(self.mean))
+        merged.images = self.images + other.images
+        return merged
+
+    def weighted(self, n: int) -> Moments:
+        """The same mean and covariance as if of n rows: another weight N_i in eq. 10."""
+        if n < 0 or (n > 0 and self.n == 0):
+            raise CovNormError(f"cannot give {n} rows to {self!r}")
+        out = Moments(self.d, self.mean.device)
+        out._merge_(n, self.mean, self.scatter * (n / max(self.n, 1)))
+        out.images = self.images
+        return out
+
+    def all_reduce_(self, group: dist.ProcessGroup | None = None) -> Moments:
+        """Merge in place over the processes of a group; each may hold any number of rows, or none.
+
+        With N and mu summed first, the scatters around the common mean add:
+        ``S = sum_i S_i + n_i (mu_i - mu)(mu_i - mu)^T``.
+        """
+        device = _collective_device(group, self.mean.device)
+        total = torch.tensor([self.n, self.images], dtype=torch.int64, device=device)
+        weighted = (self.n * self.mean).to(device)
+        dist.all_reduce(total, group=group)
+        dist.all_reduce(weighted, group=group)
+        n, images = total.tolist()
+        mean = (weighted / max(n, 1)).to(self.mean)
+        delta = self.mean - mean
+        scatter = (self.scatter + self.n * torch.outer(delta, delta)).to(device)
+        dist.all_reduce(scatter, group=group)
+        self.n, self.images, self.mean, self.scatter = n, images, mean, scatter.to(self.mean)
+        return self
+
+    def transform(self, A: Tensor, b: Tensor | None = None) -> Moments:
+        """Moments of ``y = A x + b`` (eq. 2): ``mu_y = A mu_x + b``, ``Sigma_y = A Sigma_x A^T``.
+
+        A is (e, d), b is (e,).
+        """
+        if A.ndim != 2 or A.shape[1] != self.d:
+            raise CovNormError(f"A is {tuple(A.shape)}, these moments need (…, {self.d})")
+        if b is not None and b.shape != A.shape[:1]:
+            raise CovNormError(f"b is {tuple(b.shape)}, A of {tuple(A.shape)} needs ({len(A)},)")
+        A = A.detach().to(self.mean)
+        out = Moments(A.shape[0], self.mean.device)
+        out.n, out.images = self.n, self.images
+        out.mean = A @ self.mean + (0 if b is None else b.detach().to(self.mean))
+        out.scatter = _symmetric(A @ self.scatter @ A.T)
+        return out
+
+    def pca(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues E (d,), largest first and never negative; eigenvectors P (d, d) as columns.
+
+        ``Sigma = P E P^T`` (eq. 1). Each column's largest entry is positive: same moments, same P.
+        """
+        E, P = _eigh(self.covariance.cpu())
+        peak = P.gather(0, P.abs().argmax(0, keepdim=True))
+        return E.to(self.mean), (P * torch.where(peak < 0, -1.0, 1.0)).to(self.mean)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """``{"n": (), "images": (), "mean": (d,), "scatter": (d, d)}``, ready for safetensors."""
+        n, images = (torch.tensor(v, dtype=torch.int64) for v in (self.n, self.images))
+        return {
+            "n": n,
+            "images": images,
+            "mean": self.mean.clone(),
+            "scatter": self.scatter.clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` gave; wrong shapes, NaN or a negative n are refused."""
+        missing = {"n", "mean", "scatter"} - set(state)
+        if missing:
+            raise CovNormError(f"moments lack {sorted(missing)}")
+        mean, scatter = state["mean"].to(self.mean), state["scatter"].to(self.mean)
+        n = torch.as_tensor(state["n"])
+        images = torch.as_tensor(state.get("images", n))
+        if mean.shape != (self.d,) or scatter.shape != (self.d, self.d):
+            raise CovNormError(
+                f"moments of {tuple(mean.shape)} and {tuple(scatter.shape)}, need d = {self.d}"
+            )
+        good = all(v.numel() == 1 and bool(v.isfinite()) and int(v) >= 0 for v in (n, images))
+        if not (good and mean.isfinite().all() and scatter.isfinite().all()):
+            raise CovNormError("moments hold NaN, Inf or a negative n: the file is damaged")
+        self.n, self.images = int(n), int(images)
+        self.mean, self.scatter = mean.clone(), scatter.clone()
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """(n, d) or (n, d, h, w) → (rows, d), in the dtype of the products."""
+        if x.ndim not in (2, 4) or x.shape[1] != self.d:
+            raise CovNormError(
+                f"features are {tuple(x.shape)}, need (n, {self.d}) or (n, {self.d}, h, w)"
+            )
+        if x.is_complex():
+            raise CovNormError("features are complex numbers: give their real and imaginary parts")
+        if not x.is_floating_point():
+            x = x.double()
+        elif x.element_size() < 4:
+            x = x.float()
+        return x.movedim(1, -1).reshape(-1, self.d)
+
+    def _merge_(self, n: int, mean: Tensor, scatter: Tensor) -> None:
+        """Chan's update: ``S = S_a + S_b + (n_a n_b / n)(mu_b - mu_a)(mu_b - mu_a)^T``."""
+        if n == 0:
+            return
+        total = self.n + n
+        delta = mean.to(self.mean) - self.mean
+        self.scatter += scatter.to(self.mean)
+        self.scatter.addr_(delta, delta, alpha=self.n * n / total)
+        self.mean += delta * (n / total)
+        self.n = total
+
+
+def _centre(rows: Tensor) -> Tensor | None:
+    """A centre for rows (n, d), from a few of them: None where 0 will do.
+
+    Any centre within a few standard deviations of the mean keeps the digits. B1 has centred most
+    features that this project meets.
+    """
+    if len(rows) <= CENTRE_ROWS:
+        return rows.mean(0) if len(rows) else None
+    few = rows[_spread(len(rows)).to(rows.device)].double()
+    c = few.mean(0)
+    return None if _near(c, few.var(0, correction=0)) else c.to(rows.dtype)
+
+
+def _block(rows: Tensor, c: Tensor | None) -> tuple[int, Tensor, Tensor]:
+    """n, mean and scatter of one block of rows (n, d), with products around c.
+
+    What c misses of the mean is taken out exactly: ``S = sum (x-c)(x-c)^T - n (mu-c)(mu-c)^T``.
+    Where it misses too much, the block is centred once more.
+    """
+    n = len(rows)
+    for _ in range(2):
+        centred = rows if c is None else rows - c
+        scatter = (centred.T @ centred).double()
+        rest = centred.sum(0).double() / n
+        floor = 0.0 if c is None else 1e-6 * c.double()
+        mean = rest if c is None else rest + c
+        if _near(rest, scatter.diagonal() / n - rest.square(), floor):
+            break
+        c = mean.to(rows.dtype)
+    return n, mean, scatter.addr_(rest, rest, alpha=-n)
+
+
+def _near(mean: Tensor, variance: Tensor, floor: Tensor | float = 0.0) -> bool:
+    """Every mean within two standard deviations of 0, or within the rounding of its centre."""
+    return bool((mean.square() <= 4 * variance + torch.as_tensor(floor).square()).all())
+
+
+def _spread(n: int) -> Tensor:
+    """Indices of 256 of n rows, in no step with the rows of an image."""
+    return (torch.arange(CENTRE_ROWS, dtype=torch.float64) * GOLDEN % 1 * n).long()
+
+
+def _eigh(S: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues down and eigenvectors of a covariance; dead channels are their own directions.
+
+    LAPACK may fail to converge where most rows are zero or numbers are tiny, so it sees the live
+    part alone, scaled to 1, and where that fails once more the other triangle, then the SVD.
+    """
+    live = (S.diagonal() > 0).nonzero()[:, 0]
+    dead = (S.diagonal() <= 0).nonzero()[:, 0]
+    P = torch.zeros_like(S)
+    P[dead, len(live) + torch.arange(len(dead))] = 1
+    E = S.new_zeros(len(S))
+    if len(live):
+        block = S[live][:, live]
+        top = block.diagonal().max()
+        for solve in (_lower, _upper, _singular):
+            try:
+                values, vectors = solve(block / top)
+                break
+            except torch.linalg.LinAlgError:
+                continue
+        else:
+            raise CovNormError("this covariance has no eigenvalues that can be found: NaN in it?")
+        E[: len(live)] = values.clamp(min=0) * top
+        P[live, : len(live)] = vectors
+    return E, P
+
+
+def _lower(S: Tensor) -> tuple[Tensor, Tensor]:
+    E, P = torch.linalg.eigh(S)
+    return E.flip(0), P.flip(1)
+
+
+def _upper(S: Tensor) -> tuple[Tensor, Tensor]:
+    E, P = torch.linalg.eigh(S, UPLO="U")
+    return E.flip(0), P.flip(1)
+
+
+def _singular(S: Tensor) -> tuple[Tensor, Tensor]:
+    U, E, _ = torch.linalg.svd(S)
+    return E, U
+
+
+def _symmetric(S: Tensor) -> Tensor:
+    return (S + S.T) / 2
+
+
+def _collective_device(group: dist.ProcessGroup | None, own: torch.device) -> torch.device:
+    """Where the group's backend wants its tensors: NCCL on the GPU, gloo anywhere."""
+    if dist.get_backend(group) == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return own
+
+
+def _keeps_digits(device: torch.device) -> bool:
+    """Whether float32 products are float32 on this device now, and not TF32 or bfloat16."""
+    cuda = device.type == "cuda"
+    backend: Any = torch.backends.cuda if cuda else torch.backends.mkldnn
+    precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)
+    if precision is None:  # an older torch
+        return not (cuda and backend.matmul.allow_tf32)
+    return precision in ("none", "ieee")

@@ -1,0 +1,216 @@
+"""The loop inside `fit`: its steps, its epochs, and all of its state that a snapshot must hold.
+
+The random numbers of a step are a function of (seed, epoch, step) alone, so a run that was killed
+goes on from its snapshot to the same bits: steps already done are only drawn from the loader.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CovNormError
+from ..network.network import MultiDomainNetwork
+from .batches import labels_of
+from .evaluation import Criterion, evaluate
+from .progress import Progress, Report
+from .schedules import Plateau, Training
+from .seeds import seed_all, seed_loader
+from .snapshot import Snapshot, check_fits, restore_, tensors_of
+
+Penalty = Callable[[Tensor], Tensor]
+_COUNTERS = ("epoch", "step", "images", "total", "seconds", "history", "best")
+
+
+class Loop:
+    """One stage of training under way: the domain, the optimiser, where it stands."""
+
+    def __init__(
+        self,
+        net: MultiDomainNetwork,
+        name: str,
+        settings: Training,
+        parameters: Sequence[nn.Parameter] | None,
+        criterion: Criterion,
+        penalty: Penalty | None,
+        augment: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        self.net, self.name, self.settings = net, name, settings
+        self.criterion, self.penalty, self.augment = criterion, penalty, augment
+        self.domain, self.device = net.domain(name), next(net.backbone.parameters()).device
+        trainable = list(net.parameters_of(name))
+        chosen = trainable if parameters is None else list(parameters)
+        if not chosen:
+            raise CovNormError(f"domain {name!r} has nothing to train")
+        kept = {id(p) for p in chosen}
+        self.frozen = [p for p in trainable if id(p) not in kept]
+        self.parameters = chosen
+        head = {id(p) for p in self.domain.head.parameters()} if self.domain.head else set()
+        self.optimizer = settings.make_optimizer(
+            [p for p in chosen if id(p) not in head], [p for p in chosen if id(p) in head]
+        )
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.plateau = Plateau(settings.patience)
+        self.amp, scaled = _mixed_dtype(self.device, settings.precision)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        self.epoch = self.step = self.images = 0
+        self.total = self.seconds = 0.0
+        self.history: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        self.best_state: dict[str, Tensor] | None = None
+        for p in self.frozen:
+            p.requires_grad_(False)
+
+    def close(self) -> None:
+        """Leave the domain as users expect it: ready to be used or trained on."""
+        for p in self.frozen:
+            p.requires_grad_(True)
+        self.optimizer.zero_grad()
+        self.net.eval()
+
+    @property
+    def stopped(self) -> bool:
+        """The validation has not improved for long enough."""
+        limit = self.settings.stop_after
+        return (
+            limit is not None and self.best is not None and self.epoch - self.best["epoch"] > limit
+        )
+
+    def run_epoch(self, train: Iterable[Any], saved: Snapshot | None, report: Report) -> None:
+        """From where it stands to the end of the epoch."""
+        self.net.train_domain(self.name)
+        if self.settings.norms == "frozen":
+            self.domain.norms.eval()
+        steps = _length(train)
+        start, images, skip, step = time.perf_counter(), 0, self.step, 0
+        seed_all(self.settings.seed, self.epoch, "epoch")
+        seed_loader(train, self.settings.seed, self.epoch)
+        batches = iter(train)
+        while True:
+            seed_all(self.settings.seed, self.epoch, step)
+            batch = next(batches, None)
+            if batch is None:
+                break
+            step += 1
+            if step <= skip:
+                continue
+            if len(batch[0]) > 1:
+                self.set_rate(self.epoch + (step - 1) / steps if steps else self.epoch)
+                self.train_step(*batch)
+                images += len(batch[0])
+            self.step = step
+            rate = images / (time.perf_counter() - start)
+            last = self.history[-1]["accuracy"] if self.history else None
+            mean = self.total / max(self.images, 1)
+            report(Progress("", self.epoch, self.settings.epochs, step, steps, mean, last, rate))
+            if saved is not None and saved.due():
+                saved.save(self.state_dict())
+        if self.images == 0:
+            raise CovNormError(
+                f"domain {self.name!r}, epoch {self.epoch + 1}: no batch of two or more images; "
+                "the loader must be one that can be iterated again, such as a DataLoader or a list"
+            )
+        self.seconds += time.perf_counter() - start
+
+    def train_step(self, images: Tensor, labels: Tensor) -> None:
+        """One step of the optimiser."""
+        images = images.to(self.device)
+        labels = labels_of(labels, self.domain).to(self.device)
+        if self.augment is not None:
+            images = self.augment(images)
+        with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
+            loss = self.criterion(self.net(images, domain=self.name), labels)
+            if self.penalty is not None:
+                loss = loss + self.penalty(images)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise CovNormError(
+                f"domain {self.name!r}: the loss is {value} at epoch {self.epoch + 1}, step "
+                f"{self.step + 1}: lower lr, or clip= the gradient"
+            )
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        if self.settings.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.total += value * len(images)
+        self.images += len(images)
+
+    def set_rate(self, epoch: float) -> None:
+        """The learning rates of an epoch, a fraction included."""
+        factor = self.settings.factor(epoch) * self.plateau.factor
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+
+    def end_epoch(self, val: Iterable[Any] | None) -> None:
+        """Validate, keep the best, go on to the next epoch."""
+        loss = self.total / self.images
+        row = {"epoch": self.epoch, "loss": loss, "val_loss": None, "accuracy": None}
+        if val is not None:
+            seed_all(self.settings.seed, self.epoch, "validate")
+            found = evaluate(self.net, self.name, val, self.criterion)
+            row |= {"val_loss": found.loss, "accuracy": found.accuracy}
+            finite = math.isfinite(found.loss)
+            if finite and (self.best is None or _merit(row) > _merit(self.best)):
+                self.best = row
+                self.best_state = {k: t.clone() for k, t in tensors_of(self.domain).items()}
+        if self.settings.schedule == "plateau":
+            self.plateau.see(loss)
+        self.history.append(row)
+        self.epoch += 1
+        self.step = self.images = 0
+        self.total = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it, for `Snapshot.save`."""
+        return {
+            "domain": tensors_of(self.domain),
+            "best_state": self.best_state,
+            "optimizer": self.optimizer.state_dict(),
+            "plateau": self.plateau.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            **{key: getattr(self, key) for key in _COUNTERS},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; a state of another domain is refused and nothing changes."""
+        check_fits(self.domain, state["domain"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        restore_(self.domain, state["domain"])
+        self.best_state = state["best_state"]
+        self.plateau.load_state_dict(state["plateau"])
+        self.scaler.load_state_dict(state["scaler"])
+        for key in _COUNTERS:
+            setattr(self, key, state[key])
+
+
+def _merit(row: dict[str, Any]) -> tuple[float, float]:
+    """Accuracy first, where there is one; then the loss."""
+    return (0.0 if row["accuracy"] is None else row["accuracy"], -row["val_loss"])
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    """How many batches an epoch has, where the loader knows."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+def _mixed_dtype(device: torch.device, precision: str) -> tuple[torch.dtype | None, bool]:
+    """The dtype of autocast, None for float32, and whether gradients must be scaled."""
+    if precision == "float32":
+        return None, False
+    if device.type == "cuda":
+        good = torch.cuda.is_bf16_supported()
+        return (torch.bfloat16, False) if good else (torch.float16, True)
+    if device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.bfloat16, False
+    return None, False  # slower there than float32, or not at all

@@ -1,0 +1,96 @@
+"""The backbone as it is: a linear head on its frozen features. What adapting has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import CovNormError
+from ..network.network import MultiDomainNetwork
+from ..network.routing import eval_mode
+from .batches import images_of
+
+DECAYS = (1e-4, 1e-3, 1e-2)
+MANY = 1000  # classes
+
+
+@torch.no_grad()
+def features(net: MultiDomainNetwork, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
+    """What the bare backbone gives its head, (n, d), and the labels (n,)."""
+    if net.head_name is None:
+        raise CovNormError("this network has no head, so its features have no place to be read at")
+    head, device = net.backbone.get_submodule(net.head_name), next(net.backbone.parameters()).device
+    seen: list[Tensor] = []
+    labels = []
+    hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten(1).cpu()))
+    try:
+        with eval_mode(net.backbone):
+            for batch in loader:
+                net.backbone(images_of(batch).to(device))
+                labels.append(torch.as_tensor(batch[1]))
+    finally:
+        hook.remove()
+    return torch.cat(seen), torch.cat(labels).long()
+
+
+def linear_accuracy(
+    net: MultiDomainNetwork,
+    classes: int,
+    train: Iterable[Any],
+    val: Iterable[Any] | None,
+    test: Iterable[Any],
+) -> float:
+    """Percent right on `test` of logistic regression on the bare features of `train`.
+
+    `val` chooses the weight decay; without it the middle one is taken. Past a thousand classes it
+    is ridge regression, whose closed form takes seconds.
+    """
+    x, y = features(net, train)
+    mean, std = x.mean(0), x.std(0, correction=0).clamp(min=1e-6)
+    decays = DECAYS if val is not None else DECAYS[1:2]
+    solve = _logistic if classes <= MANY else _ridge
+    heads = [solve((x - mean) / std, y, classes, decay) for decay in decays]
+
+    def right(data: tuple[Tensor, Tensor], head: Tensor) -> float:
+        x, y = data
+        answers = _logits((x - mean) / std, head).argmax(1)
+        return 100 * int((answers == y).sum()) / len(y)
+
+    if val is not None:
+        held = features(net, val)
+        heads.sort(key=lambda head: right(held, head))
+    return right(features(net, test), heads[-1])
+
+
+def _logits(x: Tensor, head: Tensor) -> Tensor:
+    return x @ head[:-1] + head[-1]
+
+
+def _logistic(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
+    """Weights (d + 1, classes), the bias last, that minimise cross-entropy + decay·|w|²."""
+    with torch.enable_grad():
+        head = torch.zeros(x.shape[1] + 1, classes, requires_grad=True)
+        solver = torch.optim.LBFGS(
+            [head], max_iter=60, history_size=10, line_search_fn="strong_wolfe"
+        )
+
+        def loss() -> Tensor:
+            solver.zero_grad()
+            value = F.cross_entropy(_logits(x, head), y) + decay * head[:-1].square().sum()
+            value.backward()
+            return value
+
+        solver.step(loss)
+    return head.detach()
+
+
+def _ridge(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
+    """The same by least squares: (X^T X / n + decay) w = X^T (Y - 1/classes) / n."""
+    n, d = x.shape
+    sums = torch.zeros(classes, d).index_add_(0, y, x).T  # X^T Y; the columns of X have mean 0
+    gram = x.T @ x / n + decay * torch.eye(d)
+    return torch.cat([torch.linalg.solve(gram, sums / n), y.bincount(minlength=classes)[None] / n])

@@ -1,0 +1,137 @@
+"""`covnorm add` with nothing said: the smallest file within half a point of validation accuracy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from command import covnorm, npz
+
+import torch_covnorm as cn
+from torch_covnorm.compress.precision import PRECISIONS
+from torch_covnorm.data.loader import Batches
+from torch_covnorm.ecology.images import images_of
+
+QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """An ecology with a domain as the command makes it by itself."""
+    place = tmp_path_factory.mktemp("smallest")
+    npz(place / "digits.npz", 60, 10)
+    assert covnorm("init", place / "house").code == 0
+    ran = covnorm("add", "digits", place / "digits.npz", *QUICK, *at(place), "--json")
+    assert ran.code == 0, ran.err
+    return place, ran.json
+
+
+def at(place):
+    return ("--ecology", place / "house")
+
+
+def settings_of(place, name="digits"):
+    return covnorm("show", name, *at(place), "--json").json["settings"]
+
+
+def test_the_default_is_the_smallest_file_within_half_a_point(house):
+    place, said = house
+    assert said["dtype"] in PRECISIONS
+    assert said["declined"] in (True, False)
+    settings = settings_of(place)
+    assert (settings["max_drop"], settings["dtype"]) == (0.5, "smallest")
+    assert settings["metric"] == "loss"
+
+
+def test_the_stored_domain_validates_within_half_a_point_of_its_trained_a(house):
+    place, said = house
+    ecology = cn.Ecology(place / "house")
+    part = images_of(ecology, "digits").splits["val"]
+    found = {}
+    for trained in (False, True):
+        net = ecology.network()
+        domain = ecology.load(net, "digits", trained=trained)
+        val = Batches(part.x, part.y, domain.preprocessing, 64)
+        found[trained] = cn.evaluate(net, "digits", val).accuracy
+    assert found[False] >= found[True] - 0.5
+    results = ecology.details("digits")["results"]
+    assert results["storage"][said["dtype"]] == {
+        "bytes": said["bytes"],
+        "accuracy": pytest.approx(found[False]),
+    }
+
+
+def test_show_tells_what_each_precision_costs(house):
+    place, said = house
+    shown = covnorm("show", "digits", *at(place)).out
+    assert f"{said['dtype']}, as it is" in shown
+    assert all(precision in shown for precision in PRECISIONS)
+    assert f"({said['dtype']}; norms, head" in shown
+
+
+def test_the_report_names_the_command_that_was_meant(house, tmp_path):
+    place, _ = house
+    covnorm("report", "--out", tmp_path / "r.html", *at(place))
+    page = (tmp_path / "r.html").read_text()
+    assert "--max-drop 0.5" in page
+    assert "--dtype smallest" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "dtype"),
+    [
+        (("--variance", 0.9), "float16"),
+        (("--method", "bn"), "float16"),
+        (("--set", "M=identity"), "float16"),
+        (("--set", "max_drop=40"), "smallest"),
+        (("--max-drop", 40, "--dtype", "float32"), "float32"),
+        (("--budget", 0.01), "float16"),
+    ],
+)
+def test_max_drop_alone_has_another_default_than_float16(house, words, dtype):
+    place, _ = house
+    few = ("--epochs", 0, *QUICK[2:], *at(place), "--replace", "--fresh")
+    ran = covnorm("add", "other", place / "digits.npz", *few, *words)
+    assert ran.code == 0, ran.err
+    settings = settings_of(place, "other")
+    assert settings["dtype"] == dtype
+    assert settings.get("metric") == ("loss" if "max_drop" in settings else None)
+
+
+def test_another_metric_is_taken_where_it_is_asked_for(house):
+    place, _ = house
+    few = ("--epochs", 0, *QUICK[2:], *at(place), "--replace", "--fresh", "--metric", "variance")
+    assert covnorm("add", "other", place / "digits.npz", *few).code == 0
+    assert settings_of(place, "other")["metric"] == "variance"
+
+
+def test_without_validation_images_it_is_the_papers_rule_in_float16(house, tmp_path):
+    place, _ = house
+    x = np.random.default_rng(0).integers(0, 255, (8, 16, 16, 3), dtype=np.uint8)
+    np.savez(tmp_path / "few.npz", x_train=x, y_train=np.arange(8), x_test=x, y_test=np.arange(8))
+    few = ("--epochs", 1, "--batch", 8, *QUICK[2:], *at(place))
+    ran = covnorm("add", "few", tmp_path / "few.npz", *few, "--json")
+    assert ran.code == 0, ran.err
+    settings = settings_of(place, "few")
+    assert (settings["variance"], settings["dtype"]) == (0.99, "float16")
+    assert not {"max_drop", "metric"} & settings.keys()
+    wrong = covnorm("add", "x", tmp_path / "few.npz", *few, "--dtype", "smallest")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "needs max_drop=" in wrong.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("add", "x", "--dtype", "smallest", "--variance", 0.9), "needs max_drop="),
+        (("add", "x", "--dtype", "smallest", "--method", "bn"), "for method 'covnorm'"),
+        (("add", "x", "--dtype", "tiny"), "choose float32, float16, int8, or smallest"),
+        (("add", "x", "--set", "dtype=int8"), "(--dtype)"),
+        (("join", "--dtype", "smallest"), "for method 'covnorm'"),
+    ],
+)
+def test_what_cannot_be_smallest_is_refused_in_one_line(house, words, says):
+    place, _ = house
+    images = [place / "digits.npz"] if words[0] == "add" else []
+    ran = covnorm(*words[:2], *images, *words[2:], *at(place))
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert says in ran.err

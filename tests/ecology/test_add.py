@@ -1,0 +1,227 @@
+"""`add` and `join` as the library offers them: from images to a domain of the store."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import small_ecology as small
+import torch
+from torch import nn
+
+import torch_covnorm as cn
+from torch_covnorm.ecology import Ecology, verify
+from torch_covnorm.ecology.adding import How, add
+from torch_covnorm.ecology.prediction import probabilities
+from torch_covnorm.training.progress import Telling
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def ecology(tmp_path):
+    return Ecology.create(tmp_path / "house", small.backbone())
+
+
+# ── add ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("method", ["covnorm", "ra", "bn", "svd", "piggyback"])
+def test_an_added_domain_is_there_whole_and_its_workplace_gone(ecology, method):
+    details = small.added(ecology, "digits", method)
+    assert verify(ecology.folder) == []
+    small.assert_tidy(ecology.folder)
+    assert not ecology.workplace("digits").exists()
+    entry = ecology.entry("digits")
+    assert (entry.method, entry.classes) == (method, 10)
+    assert entry.accuracy == details["results"]["accuracy"]["final"]
+    assert small.content(ecology.details("digits")) == details
+    assert ("trained.tensors" in entry.blobs) == (method in ("covnorm", "svd"))
+    assert bool(ecology.moments("digits")) == (method in ("covnorm", "ra"))
+    assert all(png.startswith(b"\x89PNG") for png in ecology.examples("digits").values())
+    assert [e["what"] for e in details["history"]] == ["add"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_accuracy_in_the_details_is_that_of_the_loaded_domain(ecology, dtype):
+    details = small.added(ecology, "digits", dtype=dtype, epochs=4)
+    net = ecology.network(small.backbone())
+    ecology.load(net, "digits")
+    held = small.decoded().splits["test"]
+    found = probabilities(net, "digits", held.x).argmax(1)
+    right = int((found == held.y).sum())
+    assert details["results"]["accuracy"]["final"] == pytest.approx(100 * right / len(held.y))
+    table = torch.tensor(details["results"]["confusion"])
+    assert int(table.diag().sum()) == right
+    assert int(table.sum()) == len(held.y)
+    assert right > 4, "better than chance, or the numbers above say little"
+
+
+def test_float16_is_measured_as_it_is_stored(ecology, tmp_path):
+    """Control: what is measured is rounded; the two precisions do not give the same numbers."""
+    other = Ecology.create(tmp_path / "other", small.backbone())
+    whole, half = (
+        small.added(e, "digits", dtype=d) for e, d in ((other, "float32"), (ecology, "float16"))
+    )
+    sure = [[e["probability"] for e in d["results"]["examples"]] for d in (whole, half)]
+    assert sure[0] != sure[1]
+    net = ecology.network(small.backbone())
+    state = ecology.load(net, "digits").state_dict().values()
+    floats = [t for t in state if t.is_floating_point()]
+    assert all(torch.equal(t, t.half().float()) for t in floats)
+    assert ecology.entry("digits").bytes < other.entry("digits").bytes
+
+
+def test_the_same_seed_gives_the_same_tensors_and_another_gives_others(ecology, tmp_path):
+    names = []
+    for i, seed in enumerate((0, 0, 1)):
+        other = Ecology.create(tmp_path / str(i), small.backbone())
+        torch.manual_seed(i)  # what was drawn before does not count
+        small.added(other, "digits", seed=seed)
+        blobs = other.entry("digits").blobs
+        names.append({k: blobs[k] for k in ("tensors", "trained.tensors", "record")})
+    assert names[0] == names[1]
+    assert names[0]["tensors"] != names[2]["tensors"]
+
+
+def test_adding_one_leaves_the_others_and_the_backbone_to_the_bit(ecology):
+    small.added(ecology, "parity")
+    before, entry = small.read(ecology, "parity"), ecology.entry("parity")
+    mine = small.backbone()
+    weights = {k: v.clone() for k, v in mine.state_dict().items()}
+    add(ecology, "digits", small.decoded(), small.how(), backbone=mine)
+    assert small.read(ecology, "parity") == before
+    assert ecology.entry("parity") == entry
+    assert all(torch.equal(v, weights[k]) for k, v in mine.state_dict().items())
+
+
+def test_the_callers_random_numbers_are_untouched(ecology):
+    torch.manual_seed(7)
+    mine, before = small.backbone(), torch.get_rng_state()
+    add(ecology, "digits", small.decoded(), small.how(), backbone=mine)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("digits", {"method": "covnorm-joint"}, "covnorm join"),
+        ("digits", {"method": "covnrm"}, "covnorm"),
+        ("digits", {"options": {"epochz": 1}}, "epochs"),
+        ("digits", {"dtype": "float8"}, "float16"),
+        ("../digits", {}, "name"),
+        ("taken", {}, "there already"),
+    ],
+)
+def test_what_cannot_be_added_is_refused_and_the_store_stays(ecology, name, settings, words):
+    small.put(ecology, "taken")
+    before = small.files(ecology.folder)
+    with pytest.raises(cn.CovNormError, match=words):
+        add(ecology, name, small.decoded(), How(**settings), backbone=small.backbone())
+    assert small.files(ecology.folder) == before
+
+
+def test_another_backbone_is_refused(ecology):
+    with pytest.raises(cn.CovNormError, match="another backbone"):
+        add(ecology, "digits", small.decoded(), small.how(), backbone=small.backbone(seed=1))
+
+
+def test_interrupted_in_a_stage_the_next_call_does_not_run_the_stages_before_again(ecology):
+    data, how = small.decoded(), small.how(epochs=2)
+    whole = small.Steps()
+    add(ecology, "whole", data, how, backbone=small.backbone(), tell=whole.telling())
+    first = small.Steps(stop="tune")
+    with pytest.raises(KeyboardInterrupt):
+        add(ecology, "digits", data, how, backbone=small.backbone(), tell=first.telling())
+    assert list(ecology.domains) == ["whole"]
+    second = small.Steps()
+    add(ecology, "digits", data, how, backbone=small.backbone(), tell=second.telling())
+    assert whole.count("train") == first.count("train") > 0
+    assert second.count("train") == 0
+    assert second.count("tune") == whole.count("tune")
+    names = [ecology.entry(n).blobs["tensors"] for n in ("whole", "digits")]
+    assert names[0] == names[1]
+
+
+def test_work_begun_with_other_settings_or_images_is_refused_until_it_is_to_be_fresh(ecology):
+    def interrupted(**settings):
+        with contextlib.suppress(KeyboardInterrupt):
+            tell = small.Steps(stop="tune").telling()
+            add(ecology, "digits", **settings, backbone=small.backbone(), tell=tell)
+
+    interrupted(data=small.decoded(), how=small.how())
+    for data, how in (
+        (small.decoded(), small.how(seed=1)),
+        (small.decoded(), small.how(variance=0.8)),
+        (small.decoded(start=200), small.how()),
+    ):
+        with pytest.raises(cn.CovNormError, match="--fresh"):
+            add(ecology, "digits", data, how, backbone=small.backbone())
+    assert ecology.domains == {}
+    add(
+        ecology, "digits", small.decoded(), small.how(seed=1), backbone=small.backbone(), fresh=True
+    )
+    small.added(ecology, "again", seed=1)
+    names = [ecology.entry(n).blobs["tensors"] for n in ("digits", "again")]
+    assert names[0] == names[1]
+
+
+def test_a_replaced_domain_stays_until_the_end_and_keeps_its_history(ecology):
+    small.added(ecology, "digits")
+    before = small.files(ecology.folder)
+
+    def replaced(tell):
+        return add(
+            ecology,
+            "digits",
+            small.decoded(),
+            small.how(seed=1),
+            backbone=small.backbone(),
+            replace=True,
+            tell=tell,
+        )
+
+    with pytest.raises(KeyboardInterrupt):
+        replaced(small.Steps(stop="tune").telling())
+    assert small.files(ecology.folder) == before
+    details = replaced(Telling())
+    assert [e["what"] for e in details["history"]] == ["add", "add"]
+    small.assert_tidy(ecology.folder)
+
+
+def test_a_domain_named_as_the_step_in_between_is_none_of_it(ecology, tmp_path):
+    small.added(ecology, "trained")
+    small.added(ecology, "digits")
+    names = [ecology.entry(n).blobs["tensors"] for n in ("trained", "digits")]
+    assert names[0] == names[1]
+
+
+@pytest.mark.parametrize("splits", [("train",), ("train", "val"), ("train", "test")])
+def test_fewer_splits_do_and_the_results_say_what_they_are_of(ecology, splits):
+    details = add(ecology, "digits", small.decoded(*splits), small.how(), backbone=small.backbone())
+    assert details["results"]["on"] == splits[-1]
+    assert verify(ecology.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "remedy"),
+    [(16, r"at the size it takes \(--size\)$"), (224, r"at its own size, 224 \(--size 224\)$")],
+)
+def test_a_network_of_one_size_alone_is_told_before_any_training(tmp_path, size, remedy):
+    def backbone():
+        torch.manual_seed(0)
+        layers = (nn.Conv2d(3, 4, 3, stride=8, padding=1), nn.Flatten())
+        return nn.Sequential(*layers, nn.Linear(4 * (size // 8) ** 2, 5))
+
+    ecology = Ecology.create(tmp_path / "house", backbone())  # 224 where nothing is said
+    with pytest.raises(cn.CovNormError, match=rf"not take images of 8 × 8 pixels.*{remedy}"):
+        add(ecology, "digits", small.decoded(), small.how(), backbone=backbone())
+    assert not ecology.domains
+
+
+def test_where_images_are_is_kept_from_the_root_on(ecology, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    source = {"path": "digits.npz", "seed": 0}
+    arguments = {"backbone": small.backbone(), "source": source}
+    details = add(ecology, "digits", small.decoded(), small.how("bn"), **arguments)
+    assert details["source"]["path"] == str(tmp_path / "digits.npz")

@@ -1,0 +1,255 @@
+"""A small ecology: a network that learns 8 px digits in an instant, domains with and without."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from zoo import shake_
+
+import torch_covnorm as cn
+from torch_covnorm import records
+from torch_covnorm.data.decode import Decoded, Images
+from torch_covnorm.ecology import Details, Ecology
+from torch_covnorm.ecology.adding import How, add
+from torch_covnorm.ecology.joining import METHOD, join
+from torch_covnorm.ecology.manifest import FORMAT, MANIFEST, references
+from torch_covnorm.training.progress import Telling
+
+CLASSES = tuple("0123456789")
+PARTS = {"train": 60, "val": 20, "test": 40}
+
+
+def backbone(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 8, 3, stride=2),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 5),
+    )
+
+
+def decoded(*splits: str, parity: bool = False, start: int = 0) -> Decoded:
+    """Digits, or whether they are odd, as `decode` gives them."""
+    data, parts, at = load_digits(), {}, start
+    for split in splits or PARTS:
+        n = PARTS[split]
+        x = torch.tensor(data.images[at : at + n] * 15).to(torch.uint8)[:, None]
+        y = torch.tensor(data.target[at : at + n]).long()
+        files = tuple(f"{i}.png" for i in range(at, at + n))
+        parts[split] = Images(x.expand(-1, 3, -1, -1).contiguous(), y % 2 if parity else y, files)
+        at += n
+    digest = hashlib.sha256(f"{sorted(parts)} {parity} {start}".encode()).hexdigest()
+    classes = ("even", "odd") if parity else CLASSES
+    return Decoded(parts, classes, 8, "squash", (), (), digest, ())
+
+
+def how(method: str = "covnorm", dtype: str = "float16", seed: int = 0, **options: Any) -> How:
+    """One epoch of anything."""
+    ranks = {"variance": 0.9} if method in ("covnorm", METHOD) else {}
+    return How(method, {"epochs": 1, **ranks, **options}, 20, None, dtype, seed)
+
+
+def added(ecology: Ecology, name: str, method: str = "covnorm", **changes: Any) -> dict[str, Any]:
+    """The details of a domain that is trained and added."""
+    data = decoded(parity=name == "parity")
+    return add(ecology, name, data, how(method, **changes), backbone=backbone())
+
+
+def joined(ecology: Ecology, *names: str, **changes: Any) -> dict[str, dict[str, Any]]:
+    """The details of domains that come to share a basis."""
+    return join(
+        ecology,
+        names,
+        lambda name: decoded(parity=name == "parity"),
+        how(METHOD, **changes),
+        backbone=backbone(),
+    )
+
+
+def everything(folder: Path) -> Ecology:
+    """Joint domains with trained parts, moments and examples; one by itself; one without any."""
+    ecology = Ecology.create(folder, backbone())
+    added(ecology, "digits")
+    added(ecology, "parity")
+    joined(ecology, "digits", "parity")
+    added(ecology, "alone", seed=1)
+    added(ecology, "norms", "bn")
+    return ecology
+
+
+# ── without training ──────────────────────────────────────────────────────────────────────────
+
+
+def facts(accuracy: float = 50.0, **more: Any) -> dict[str, Any]:
+    return {
+        "method": "ra",
+        "settings": {},
+        "source": {},
+        "results": {"accuracy": {"final": accuracy}},
+        "history": [],
+        **more,
+    }
+
+
+def network(*names: str, seed: int = 0) -> cn.MultiDomainNetwork:
+    """With shaken domains of these names."""
+    net = cn.MultiDomainNetwork(backbone()).eval()
+    for name in names:
+        torch.manual_seed(int(hashlib.sha256(f"{name} {seed}".encode()).hexdigest()[:8], 16))
+        net.add_domain(name, classes=3)
+        shake_(net.domain(name))
+    return net
+
+
+def put(ecology: Ecology, *names: str, seed: int = 0, replace: bool = False, **kept: Any) -> None:
+    net = network(*names, seed=seed)
+    ecology.put(net, {n: Details(facts(), **kept) for n in names}, replace=replace)
+
+
+# ── what is there ─────────────────────────────────────────────────────────────────────────────
+
+
+def answers(ecology: Ecology, name: str, trained: bool = False) -> bytes:
+    """What a domain of the store answers, every bit of it."""
+    net = ecology.network(backbone())
+    ecology.load(net, name, trained)
+    x = torch.linspace(-1, 1, 2 * 3 * 64).reshape(2, 3, 8, 8).sin()
+    with torch.inference_mode():
+        return net.eval()(x, domain=name).numpy().tobytes()
+
+
+def read(ecology: Ecology, name: str) -> tuple[Any, ...]:
+    """Every part of a domain."""
+    moments = ecology.moments(name)
+    trained = "trained.record" in ecology.entry(name).blobs
+    return (
+        ecology.details(name),
+        ecology.record(name),
+        ecology.examples(name),
+        {site: (m.n, m.mean.tolist(), m.covariance.tolist()) for site, m in moments.items()},
+        answers(ecology, name),
+        answers(ecology, name, trained=True) if trained else None,
+    )
+
+
+def blobs_of(ecology: Ecology, name: str) -> set[str]:
+    """The blobs that a domain needs, its basis among them."""
+    entry = ecology.entry(name)
+    shared = () if entry.basis is None else ecology.bases[entry.basis].values()
+    return {*entry.blobs.values(), *shared}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Everything that counts: the manifest and the blobs."""
+    found = [folder / MANIFEST, *(folder / "blobs").glob("*")]
+    return {str(f.relative_to(folder)): f.read_bytes() for f in found}
+
+
+def assert_tidy(folder: Path) -> None:
+    """Every blob is named, and every named one there."""
+    named = set(references(records.read(folder / MANIFEST, FORMAT)))
+    assert {f.name for f in (folder / "blobs").iterdir()} == named
+
+
+# ── forging ───────────────────────────────────────────────────────────────────────────────────
+
+
+def content(record: dict[str, Any]) -> dict[str, Any]:
+    seals = ("format", "version", "versions", "checksum")
+    return {k: v for k, v in record.items() if k not in seals}
+
+
+def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest and seal it again, so that every checksum fits."""
+    manifest = content(json.loads((folder / MANIFEST).read_bytes()))
+    change(manifest)
+    (folder / MANIFEST).write_bytes(records.sealed(FORMAT, manifest, indent=None))
+
+
+def forge_blob(
+    folder: Path, where: tuple[str, ...], change: Callable[[dict[str, Any]], object]
+) -> None:
+    """Change a record that the manifest names, such as ("bases", "joint", "record")."""
+
+    def replaced(manifest: dict[str, Any]) -> None:
+        *path, last = where
+        place = manifest
+        for key in path:
+            place = place[key]
+        record = json.loads((folder / "blobs" / place[last]).read_bytes())
+        kind, record = record["format"], content(record)
+        change(record)
+        data = records.sealed(kind, record)
+        place[last] = f"{hashlib.sha256(data).hexdigest()}.json"
+        (folder / "blobs" / place[last]).write_bytes(data)
+
+    forge(folder, replaced)
+
+
+# ── the system ────────────────────────────────────────────────────────────────────────────────
+
+_watchers: list[list[str]] = []
+
+
+def _hear(event: str, args: tuple[Any, ...]) -> None:
+    if _watchers and event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+        for seen in _watchers:
+            seen.append(os.fsdecode(args[0]))
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[list[str]]:
+    """The files that Python opens inside, in order."""
+    if not hasattr(_hear, "on"):  # a hook stays for good, so there is one
+        sys.addaudithook(_hear)
+        _hear.on = True  # type: ignore[attr-defined]
+    seen: list[str] = []
+    _watchers.append(seen)
+    try:
+        yield seen
+    finally:
+        _watchers.remove(seen)
+
+
+@contextlib.contextmanager
+def mounted(*command: str) -> Iterator[bool]:
+    """Something mounted at the last word; False where this process may not."""
+    done = subprocess.run(["mount", *command], capture_output=True, check=False)
+    try:
+        yield done.returncode == 0
+    finally:
+        if done.returncode == 0:
+            subprocess.run(["umount", "-l", command[-1]], check=True)
+
+
+class Steps(list):
+    """The stages of all training steps that are told; raises at one of them where it is asked."""
+
+    def __init__(self, stop=None):
+        super().__init__()
+        self.stop = stop
+
+    def telling(self):
+        return Telling(training=self._told)
+
+    def _told(self, progress):
+        self.append(progress.stage)
+        if progress.stage == self.stop:
+            raise KeyboardInterrupt
