@@ -12,7 +12,7 @@ from command import covnorm, npz, photos
 import torch_covnorm as cn
 from torch_covnorm.data import read_source
 from torch_covnorm.ecology import Ecology, adding, verify
-from torch_covnorm.ecology.joining import METHOD, join
+from torch_covnorm.ecology.join import METHOD, join
 from torch_covnorm.training import probe as bare
 
 QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")

@@ -11,9 +11,9 @@ from torch import nn
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, verify
-from torch_covnorm.ecology.adding import How, add
+from torch_covnorm.ecology.add import How, add
 from torch_covnorm.ecology.prediction import probabilities
-from torch_covnorm.training.progress import Telling
+from torch_covnorm.training.progress import Reporter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -129,13 +129,13 @@ def test_another_backbone_is_refused(ecology):
 def test_interrupted_in_a_stage_the_next_call_does_not_run_the_stages_before_again(ecology):
     data, how = small.decoded(), small.how(epochs=2)
     whole = small.Steps()
-    add(ecology, "whole", data, how, backbone=small.backbone(), tell=whole.telling())
+    add(ecology, "whole", data, how, backbone=small.backbone(), reporter=whole.reporting())
     first = small.Steps(stop="tune")
     with pytest.raises(KeyboardInterrupt):
-        add(ecology, "digits", data, how, backbone=small.backbone(), tell=first.telling())
+        add(ecology, "digits", data, how, backbone=small.backbone(), reporter=first.reporting())
     assert list(ecology.domains) == ["whole"]
     second = small.Steps()
-    add(ecology, "digits", data, how, backbone=small.backbone(), tell=second.telling())
+    add(ecology, "digits", data, how, backbone=small.backbone(), reporter=second.reporting())
     assert whole.count("train") == first.count("train") > 0
     assert second.count("train") == 0
     assert second.count("tune") == whole.count("tune")
@@ -146,8 +146,8 @@ def test_interrupted_in_a_stage_the_next_call_does_not_run_the_stages_before_aga
 def test_work_begun_with_other_settings_or_images_is_refused_until_it_is_to_be_fresh(ecology):
     def interrupted(**settings):
         with contextlib.suppress(KeyboardInterrupt):
-            tell = small.Steps(stop="tune").telling()
-            add(ecology, "digits", **settings, backbone=small.backbone(), tell=tell)
+            reporter = small.Steps(stop="tune").reporting()
+            add(ecology, "digits", **settings, backbone=small.backbone(), reporter=reporter)
 
     interrupted(data=small.decoded(), how=small.how())
     for data, how in (
@@ -170,7 +170,7 @@ def test_a_replaced_domain_stays_until_the_end_and_keeps_its_history(ecology):
     small.added(ecology, "digits")
     before = small.files(ecology.folder)
 
-    def replaced(tell):
+    def replaced(reporter):
         return add(
             ecology,
             "digits",
@@ -178,13 +178,13 @@ def test_a_replaced_domain_stays_until_the_end_and_keeps_its_history(ecology):
             small.how(seed=1),
             backbone=small.backbone(),
             replace=True,
-            tell=tell,
+            reporter=reporter,
         )
 
     with pytest.raises(KeyboardInterrupt):
-        replaced(small.Steps(stop="tune").telling())
+        replaced(small.Steps(stop="tune").reporting())
     assert small.files(ecology.folder) == before
-    details = replaced(Telling())
+    details = replaced(Reporter())
     assert [e["what"] for e in details["history"]] == ["add", "add"]
     small.assert_tidy(ecology.folder)
 

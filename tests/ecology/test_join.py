@@ -13,11 +13,11 @@ from zoo import shake_
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Details, Ecology, verify
-from torch_covnorm.ecology.adding import add
+from torch_covnorm.ecology.add import add
 from torch_covnorm.ecology.blobs import Blobs
-from torch_covnorm.ecology.joining import METHOD, join
+from torch_covnorm.ecology.join import METHOD, join
 from torch_covnorm.ecology.prediction import probabilities
-from torch_covnorm.training.progress import Telling
+from torch_covnorm.training.progress import Reporter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -223,7 +223,7 @@ def test_domains_of_training_images_alone_can_join(ecology):
 
 
 def interrupted_join(ecology, stop="tune"):
-    tell = small.Steps(stop).telling()
+    reporter = small.Steps(stop).reporting()
     with pytest.raises(KeyboardInterrupt):
         join(
             ecology,
@@ -231,7 +231,7 @@ def interrupted_join(ecology, stop="tune"):
             images,
             small.how(METHOD),
             backbone=small.backbone(),
-            tell=tell,
+            reporter=reporter,
         )
 
 
@@ -247,9 +247,9 @@ def test_an_interrupted_join_goes_on_to_the_same_tensors(two, made):
     interrupted_join(two)
     assert small.files(two.folder) == before
     steps = small.Steps()
-    tell = steps.telling()
+    reporter = steps.reporting()
     how = small.how(METHOD)
-    join(two, ["digits", "parity"], images, how, backbone=small.backbone(), tell=tell)
+    join(two, ["digits", "parity"], images, how, backbone=small.backbone(), reporter=reporter)
     for name in ("digits", "parity"):
         assert two.entry(name).blobs["tensors"] == made.entry(name).blobs["tensors"]
 
@@ -289,8 +289,8 @@ def test_a_join_does_not_undo_what_another_did_to_its_domains_meanwhile(two, cha
 
     with contextlib.suppress(cn.CovNormError):  # to refuse is right, and so is to begin anew
         names, how = ["digits", "parity"], small.how(METHOD)
-        tell = Telling(stage=meanwhile)
-        join(two, names, images, how, backbone=small.backbone(), tell=tell)
+        reporter = Reporter(stage=meanwhile)
+        join(two, names, images, how, backbone=small.backbone(), reporter=reporter)
     assert done
     assert verify(two.folder) == []
     if change == "removed":

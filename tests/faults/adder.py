@@ -19,9 +19,9 @@ import torch._dynamo  # the first optimiser imports it: here once for all proces
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, manifest, store
-from torch_covnorm.ecology.adding import add
+from torch_covnorm.ecology.add import add
 from torch_covnorm.ecology.blobs import Blobs
-from torch_covnorm.training.progress import Telling
+from torch_covnorm.training.progress import Reporter
 
 Event = tuple[str, str]  # ("rename", file), ("fsync", ""), ("unlink", ""), ("step", stage), …
 EPOCHS = 2
@@ -35,7 +35,7 @@ def data() -> Any:
     return small.decoded("train", "test")
 
 
-def add_digits(folder: Path, tell: Telling, name: str = "digits", **changes: Any) -> None:
+def add_digits(folder: Path, reporter: Reporter, name: str = "digits", **changes: Any) -> None:
     replace, fresh = (changes.pop(word, False) for word in ("replace", "fresh"))
     add(
         Ecology(folder),
@@ -45,7 +45,7 @@ def add_digits(folder: Path, tell: Telling, name: str = "digits", **changes: Any
         backbone=small.backbone(),
         replace=replace,
         fresh=fresh,
-        tell=tell,
+        reporter=reporter,
     )
 
 
@@ -60,8 +60,8 @@ class Watch:
             os.kill(os.getpid(), signal.SIGKILL)
         self.events.append((kind, what))
 
-    def telling(self) -> Telling:
-        return Telling(
+    def reporting(self) -> Reporter:
+        return Reporter(
             lambda stage, _: self.saw("stage", stage), lambda p: self.saw("step", p.stage)
         )
 
@@ -85,7 +85,7 @@ class Watch:
 def adding(pipe: Connection, folder: Path, kill: int | None, **changes: Any) -> Any:
     watch = Watch(kill)
     watch.install()
-    add_digits(folder, watch.telling(), **changes)
+    add_digits(folder, watch.reporting(), **changes)
     return watch.events
 
 
@@ -113,7 +113,7 @@ def limited(pipe: Connection, folder: Path, size: int) -> Any:
     """No file may grow past a size: the disk is full for large ones."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-    add_digits(folder, Telling())
+    add_digits(folder, Reporter())
 
 
 # ── broken on purpose, to see the tests fail ──────────────────────────────────────────────────

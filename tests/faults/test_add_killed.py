@@ -14,7 +14,7 @@ from adder import Child
 import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, verify
 from torch_covnorm.ecology.manifest import MANIFEST
-from torch_covnorm.training.progress import Telling
+from torch_covnorm.training.progress import Reporter
 
 TIMED = 16  # kills by the clock; the others at chosen events
 
@@ -101,8 +101,8 @@ def add_again(folder, whole):
     there = "digits" in Ecology(folder).domains
     if there:
         with pytest.raises(cn.CovNormError, match="'digits' is there already"):
-            adder.add_digits(folder, Telling())
-    adder.add_digits(folder, Telling(training=steps.append), replace=there)
+            adder.add_digits(folder, Reporter())
+    adder.add_digits(folder, Reporter(training=steps.append), replace=there)
     ecology = Ecology(folder)
     same = ("tensors", "trained.tensors", "record", "trained.record", "moments", "examples")
     blobs = ecology.entry("digits").blobs

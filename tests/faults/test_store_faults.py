@@ -15,7 +15,7 @@ from adder import Child
 import torch_covnorm as cn
 from torch_covnorm.ecology import Details, Ecology, verify
 from torch_covnorm.ecology.manifest import MANIFEST
-from torch_covnorm.training.progress import Telling
+from torch_covnorm.training.progress import Reporter
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def house(tmp_path):
 def expected(tmp_path_factory):
     """The tensors of an add on a disk with room enough."""
     ecology = Ecology.create(tmp_path_factory.mktemp("expected") / "house", small.backbone())
-    adder.add_digits(ecology.folder, Telling())
+    adder.add_digits(ecology.folder, Reporter())
     return ecology.entry("digits").blobs["tensors"]
 
 
@@ -136,13 +136,13 @@ def test_a_disk_that_fills_up_is_an_error_that_names_the_file_and_costs_nothing(
     before = small.files(small_disk.folder)
     filler = fill(small_disk, left)
     with pytest.raises(cn.CovNormError, match="No space left on device") as raised:
-        adder.add_digits(small_disk.folder, Telling())
+        adder.add_digits(small_disk.folder, Reporter())
     assert str(small_disk.folder) in str(raised.value)
     assert "--fresh" not in str(raised.value), "to begin anew makes no room"
     assert small.files(small_disk.folder) == before
     assert verify(small_disk.folder) == []
     filler.unlink()
-    adder.add_digits(small_disk.folder, Telling())
+    adder.add_digits(small_disk.folder, Reporter())
     assert small_disk.entry("digits").blobs["tensors"] == expected
     assert verify(small_disk.folder) == []
     small.assert_tidy(small_disk.folder)
@@ -158,12 +158,12 @@ def test_a_disk_that_is_full_at_the_commit_costs_no_training(small_disk, left, e
             fillers.append(fill(small_disk, left))
 
     with pytest.raises(cn.CovNormError, match="No space left on device") as raised:
-        adder.add_digits(small_disk.folder, Telling(stage=stage))
+        adder.add_digits(small_disk.folder, Reporter(stage=stage))
     assert "house/blobs/" in str(raised.value) or MANIFEST in str(raised.value)
     assert small.files(small_disk.folder) == before
     fillers[0].unlink()
     steps = []
-    adder.add_digits(small_disk.folder, Telling(training=steps.append))
+    adder.add_digits(small_disk.folder, Reporter(training=steps.append))
     assert steps == []
     assert small_disk.entry("digits").blobs["tensors"] == expected
 
@@ -187,7 +187,7 @@ def test_a_file_that_cannot_be_written_whole_is_an_error_that_names_it(house, si
     assert str(house.folder) in message
     assert small.files(house.folder) == before
     assert verify(house.folder) == []
-    adder.add_digits(house.folder, Telling())
+    adder.add_digits(house.folder, Reporter())
     assert house.entry("digits").blobs["tensors"] == expected
 
 
@@ -206,7 +206,7 @@ def read_only(folder):
 
 
 WRITES = {
-    "add": lambda e: adder.add_digits(e.folder, Telling()),
+    "add": lambda e: adder.add_digits(e.folder, Reporter()),
     "put": lambda e: small.put(e, "more"),
     "replace": lambda e: small.put(e, "other", seed=1, replace=True),
     "remove": lambda e: e.remove(["other"]),

@@ -21,10 +21,10 @@ import torch_covnorm as cn
 from torch_covnorm import records
 from torch_covnorm.data.decode import Decoded, Images
 from torch_covnorm.ecology import Details, Ecology
-from torch_covnorm.ecology.adding import How, add
-from torch_covnorm.ecology.joining import METHOD, join
+from torch_covnorm.ecology.add import How, add
+from torch_covnorm.ecology.join import METHOD, join
 from torch_covnorm.ecology.manifest import FORMAT, MANIFEST, references
-from torch_covnorm.training.progress import Telling
+from torch_covnorm.training.progress import Reporter
 
 CLASSES = tuple("0123456789")
 PARTS = {"train": 60, "val": 20, "test": 40}
@@ -246,8 +246,8 @@ class Steps(list):
         super().__init__()
         self.stop = stop
 
-    def telling(self):
-        return Telling(training=self._told)
+    def reporting(self):
+        return Reporter(training=self._told)
 
     def _told(self, progress):
         self.append(progress.stage)

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import CovNormError, choices
 from ..stats.ranks import rank_of
-from .base import Adapter, frozen
+from .base import Adapter, base_forward
 from .batchnorm import BatchNormAdapter
 from .conv import ConvAdapter
 from .fold import Folded, fold, forms, padded_share, stacked
@@ -153,12 +153,12 @@ __all__ = [
     "SharedFactors",
     "SharedMap",
     "WeightAdapter",
+    "base_forward",
     "build",
     "double",
     "fold",
     "forms",
     "fresh_config",
-    "frozen",
     "merged_weight",
     "own_weights",
     "padded_share",

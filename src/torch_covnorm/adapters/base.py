@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .maps import LinearMap
 
 
-def frozen(layer: nn.Module, x: Tensor) -> Tensor:
+def base_forward(layer: nn.Module, x: Tensor) -> Tensor:
     """F(x): the forward of the layer's class, past the routing that called the adapter."""
     return type(layer).forward(layer, x)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .base import Adapter, frozen
+from .base import Adapter, base_forward
 
 
 class BatchNormAdapter(Adapter):
@@ -13,4 +13,4 @@ class BatchNormAdapter(Adapter):
     kind = "batchnorm"
 
     def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
-        return self.B2(frozen(layer, x))
+        return self.B2(base_forward(layer, x))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .base import Adapter, frozen
+from .base import Adapter, base_forward
 from .maps import LinearMap
 
 
@@ -16,4 +16,4 @@ class ConvAdapter(Adapter):
     residual = False
 
     def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
-        return self.A(frozen(layer, x))
+        return self.A(base_forward(layer, x))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import frozen
+from .base import base_forward
 from .fold import Folded
 from .merged import merging_is_cheaper, run_merged
 from .parallel import centre_tap
@@ -20,7 +20,7 @@ def run_folded(
     """
     if len(folded.shift) == 1 and merging_is_cheaper(layer, x):
         return run_merged(layer, x, folded)
-    z = frozen(layer, x)
+    z = base_forward(layer, x)
     if index is not None:
         folded = folded.take(index)
     spatial = isinstance(layer, nn.Conv2d)

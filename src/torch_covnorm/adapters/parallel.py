@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .base import Adapter, frozen
+from .base import Adapter, base_forward
 from .maps import LinearMap
 
 
@@ -21,7 +21,7 @@ class ParallelAdapter(Adapter):
     map_input = "input"
 
     def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
-        z = frozen(layer, x)
+        z = base_forward(layer, x)
         return self.B2(z + self.A(centre_tap(layer, x, z)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .base import Adapter, frozen
+from .base import Adapter, base_forward
 from .maps import LinearMap
 
 
@@ -15,5 +15,5 @@ class ResidualAdapter(Adapter):
     A: LinearMap
 
     def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
-        z = frozen(layer, x)
+        z = base_forward(layer, x)
         return self.B2(z + self.A(self.B1(z)))

@@ -5,7 +5,12 @@ from __future__ import annotations
 import typer
 
 from ..version import __version__
-from . import adding, demo, looking, measuring, serving, using
+from . import add as adding
+from . import bench as measuring
+from . import demo
+from . import inspect as looking
+from . import serve as serving
+from . import use as using
 
 EPILOG = "First steps: covnorm init house; cd house; covnorm add flowers ../photos; covnorm list"
 

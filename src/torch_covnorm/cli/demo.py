@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,14 +17,14 @@ from ..data import sample
 from ..data.loader import as_input
 from ..data.source import read_source
 from ..ecology import Ecology
-from ..ecology.adding import How, add
+from ..ecology.add import How, add
 from ..ecology.images import decode_for, images_of
-from ..ecology.joining import METHOD as JOINT
-from ..ecology.joining import join
+from ..ecology.join import METHOD as JOINT
+from ..ecology.join import join
 from ..ecology.manifest import MANIFEST
 from ..ecology.prediction import preprocessing
 from ..errors import CovNormError
-from .adding import MAX_DROP, METRIC
+from .add import MAX_DROP, METRIC
 from .demo_smallest import smallest
 from .options import Json, Quiet, Seed, Threads, set_threads
 from .screen import Screen, size, table
@@ -162,11 +163,13 @@ def _add(screen: Screen, ecology: Ecology, name: str, seed: int, place: int) -> 
     parts = ", ".join(f"{len(items):,} {split}" for split, items in source.splits.items())
     screen.say(f"\n{place}/4 {name}: {len(source.classes)} classes; {parts}")
     options = {**TRAINING, "budget": int(BUDGET * ecology.backbone["parameters"])}
-    with screen.telling() as tell:
-        tell.stage("decode", f"to {PIXELS} × {PIXELS} pixels, once; kept in the ecology's cache")
-        data = decode_for(ecology, source, PIXELS, progress=tell.images)
+    with screen.reporting() as reporter:
+        reporter.stage(
+            "decode", f"to {PIXELS} × {PIXELS} pixels, once; kept in the cache"
+        )
+        data = decode_for(ecology, source, PIXELS, progress=reporter.images)
         how = How("covnorm", options, dtype="float16", seed=seed)
-        add(ecology, name, data, how, source={"path": str(file), "seed": seed}, tell=tell)
+        add(ecology, name, data, how, source={"path": str(file), "seed": seed}, reporter=reporter)
 
 
 def _join(screen: Screen, ecology: Ecology, seed: int) -> None:
@@ -174,10 +177,16 @@ def _join(screen: Screen, ecology: Ecology, seed: int) -> None:
         return
     screen.say("\njoin: one C and W for all four; each keeps only its M, norms and head")
     options = {"variance": VARIANCE, **TRAINING}
-    with screen.telling(named=True) as tell:
+    with screen.reporting(named=True) as reporter:
         how = How(JOINT, options, dtype="float16", seed=seed)
         names = [n for n in sample.SAMPLES if n in ecology.domains]
-        join(ecology, names, lambda n: images_of(ecology, n, progress=tell.images), how, tell=tell)
+        join(
+            ecology,
+            names,
+            lambda n: images_of(ecology, n, progress=reporter.images),
+            how,
+            reporter=reporter,
+        )
 
 
 def _switch(screen: Screen, ecology: Ecology) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from ..ecology.images import images_of
 from ..ecology.prediction import preprocessing
 from ..methods.adapt import Adapted, adapt
 from ..records import write_file
-from .adding import MAX_DROP, METRIC
+from .add import MAX_DROP, METRIC
 from .screen import Screen
 
 
@@ -41,7 +41,7 @@ def _one(
         images = data.splits[part]
         return Batches(images.x, images.y, how, 32 if shuffle else 64, shuffle)
 
-    with screen.telling() as tell:
+    with screen.reporting() as reporter:
         done: Adapted = adapt(
             net,
             name,
@@ -53,7 +53,7 @@ def _one(
             dtype="smallest",
             statistics=batches("train"),
             test=batches("test"),
-            progress=tell.training,
+            progress=reporter.training,
             seed=seed,
             **training,
         )

@@ -22,7 +22,7 @@ from rich.progress import (
 from rich.table import Table
 
 from ..training.progress import Progress as Step
-from ..training.progress import Telling
+from ..training.progress import Reporter
 
 Cell = str | int | float | None
 
@@ -58,7 +58,7 @@ class Screen:
             self.err.print(_printable(text), markup=False)
 
     @contextlib.contextmanager
-    def telling(self, named: bool = False) -> Iterator[Telling]:
+    def reporting(self, named: bool = False) -> Iterator[Reporter]:
         """Bars with rate and time left, one a stage; sentences alone where there is no terminal.
 
         `named`: the work is on several domains, so each stage says which.
@@ -74,7 +74,7 @@ class Screen:
         )
         stages = _Stages(self, bars, named)
         with bars:
-            yield Telling(stages.begin, stages.training, stages.images)
+            yield Reporter(stages.begin, stages.training, stages.images)
 
 
 class _Stages:

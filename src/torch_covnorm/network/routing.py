@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..adapters import double, fold, frozen, run_folded, scale_shifts
+from ..adapters import base_forward, double, fold, run_folded, scale_shifts
 from ..errors import CovNormError
 from .prepared import norms_of, site_of
 from .sites import Layer, Site
@@ -172,11 +172,13 @@ class Call:
         if self.prepared and not _STEPWISE.get():
             ready = site_of(self.prepared, site, layer.weight)
             return (
-                frozen(layer, x) if ready is None else run_folded(layer, x, ready, self._index(x))
+                base_forward(layer, x)
+                if ready is None
+                else run_folded(layer, x, ready, self._index(x))
             )
         adapters = [d.adapters[site.name] for d in self.domains]
         if all(a.idle for a in adapters):
-            return frozen(layer, x)
+            return base_forward(layer, x)
         if self.places is None:
             adapter = adapters[0]
             if adapter.training or torch.is_grad_enabled() or _STEPWISE.get():

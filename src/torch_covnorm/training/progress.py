@@ -37,7 +37,7 @@ def _silent(*_: object) -> None:
 
 
 @dataclass(frozen=True)
-class Telling:
+class Reporter:
     """Where work of several stages tells what it does.
 
     stage: called with a stage's name and what it is for. training: with every step. images: with

@@ -79,9 +79,9 @@ def eval_(
     set_threads(threads)
     net = ecology.network()
     classes = ecology.load(net, name).classes or ()
-    with screen.telling() as tell:
-        tell.stage("decode", "the labelled images")
-        data = images_of(ecology, name, images, tell.images)
+    with screen.reporting() as reporter:
+        reporter.stage("decode", "the labelled images")
+        data = images_of(ecology, name, images, reporter.images)
     if set(data.classes) - set(classes):
         extra = sorted(set(data.classes) - set(classes))
         raise CovNormError(

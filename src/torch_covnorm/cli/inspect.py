@@ -155,9 +155,9 @@ def verify(where: Where = None, json: Json = False, quiet: Quiet = False) -> Non
     """
     screen = Screen(json, quiet)
     folder = place(where)
-    with screen.telling() as tell:
-        tell.stage("verify", "checksums of all files, records, and the backbone's fingerprint")
-        problems = verify_files(folder, progress=tell.images)
+    with screen.reporting() as reporter:
+        reporter.stage("verify", "checksums of all files, records, and the backbone's fingerprint")
+        problems = verify_files(folder, progress=reporter.images)
     value = {"ok": not problems, "problems": problems}
     screen.result(value, *problems, "all is well" if not problems else "")
     if problems:

@@ -17,10 +17,10 @@ from ..errors import CovNormError
 from ..methods.adapt import Adapted, adapt
 from ..network.domain import check_name
 from ..network.network import MultiDomainNetwork
-from ..training.progress import Telling
+from ..training.progress import Reporter
 from ..training.seeds import random_numbers_kept
 from . import measure
-from .adding import FULL, How, event
+from .add import FULL, How, event
 from .manifest import Entry
 from .prediction import preprocessing, probabilities
 from .store import Details, Ecology
@@ -38,7 +38,7 @@ def join(
     fresh: bool = False,
     backbone: nn.Module | None = None,
     device: str | torch.device = "cpu",
-    tell: Telling | None = None,
+    reporter: Reporter | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Join domains in one basis, tune each M on its own images, and keep them: {name: details}.
 
@@ -51,7 +51,7 @@ def join(
         data: the decoded images of a domain by its name.
         how: "variance", "basis" and other options of `METHODS["covnorm-joint"]`, and training.
     """
-    how, tell = how or How(METHOD), tell or Telling()
+    how, reporter = how or How(METHOD), reporter or Reporter()
     basis = check_name(how.options.get("basis", "joint"))
     entries = ecology.domains
     old = [n for n, entry in entries.items() if entry.basis == basis]
@@ -71,17 +71,17 @@ def join(
         for some in (new, old):  # the old ones, and their images, only if the basis has grown
             some = some if some is new or not new else _to_tune(done, old)
             if some:
-                tell.stage("decode", f"the images of {', '.join(some)}")
+                reporter.stage("decode", f"the images of {', '.join(some)}")
                 parts |= {name: data(name) for name in some}
                 made_from = {name: [parts[name].digest, before[name].blobs] for name in some}
                 part = work / ("new" if some is new else "old")
                 unfinished(part, {**how.record(), "made from": made_from})
-                done |= _adapted(net, {n: parts[n] for n in some}, how, part, tell)
+                done |= _adapted(net, {n: parts[n] for n in some}, how, part, reporter)
         details, dtype = {}, PRECISIONS[how.dtype]
         for name, found in done.items():
             storage = storage_of(net, name, _batches(net, name, parts[name], "val"))
             round_(net, name, dtype)
-            kept = _details(ecology, net, name, parts[name], found, how, tell)
+            kept = _details(ecology, net, name, parts[name], found, how, reporter)
             kept.facts["results"]["storage"] = storage
             details[name] = replace(kept, trained=whole.get(name))
         ecology.put(net, details, dtype, replace=True, before=before)
@@ -112,7 +112,7 @@ def _to_tune(done: Mapping[str, Adapted], old: Sequence[str]) -> list[str]:
 
 
 def _adapted(
-    net: MultiDomainNetwork, parts: Mapping[str, Decoded], how: How, work: Any, tell: Telling
+    net: MultiDomainNetwork, parts: Mapping[str, Decoded], how: How, work: Any, reporter: Reporter
 ) -> dict[str, Adapted]:
     def batches(split: str, size: int = 64, shuffle: bool = False) -> dict[str, Batches | None]:
         return {n: _batches(net, n, part, split, size, shuffle) for n, part in parts.items()}
@@ -127,7 +127,7 @@ def _adapted(
         statistics=batches("train"),
         test=held_out,
         augment=how.augment,
-        progress=tell.training,
+        progress=reporter.training,
         snapshot=work / "domains",
         seed=how.seed,
         **how.options,
@@ -154,13 +154,13 @@ def _details(
     data: Decoded,
     found: Adapted,
     how: How,
-    tell: Telling,
+    reporter: Reporter,
 ) -> Details:
     """The domain's facts with its new results; what else is kept of it stays."""
     facts = ecology.details(name)
     split = measure.held_out(data)
     part = data.splits[split]
-    tell.stage("measure", f"{name} as it is stored, on {len(part.y):,} images: {split}")
+    reporter.stage("measure", f"{name} as it is stored, on {len(part.y):,} images: {split}")
     answers = probabilities(net, name, part.x)
     said, pictures = measure.examples(part.x, part.y, answers, data.classes)
     right = measure.percent(answers.argmax(1) == part.y)

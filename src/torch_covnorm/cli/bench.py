@@ -48,9 +48,9 @@ def bench(
     loading = (time.perf_counter() - start) / len(names)
     side = pixels or ecology.record(names[0])["preprocessing"]["size"]
     runs = _runs(net, names, batch, side, device)
-    with screen.telling() as tell:
-        tell.stage("bench", f"{', '.join(runs)}: in turn, {rounds} rounds")
-        seconds = _measure(runs, rounds, tell.images)
+    with screen.reporting() as reporter:
+        reporter.stage("bench", f"{', '.join(runs)}: in turn, {rounds} rounds")
+        seconds = _measure(runs, rounds, reporter.images)
     value: dict[str, Any] = {
         "batch": batch,
         "size": side,

@@ -13,11 +13,11 @@ from ..data.decode import Decoded
 from ..data.images import Augment
 from ..data.source import Source, read_source
 from ..ecology import Ecology
-from ..ecology.adding import How
-from ..ecology.adding import add as add_domain
+from ..ecology.add import How
+from ..ecology.add import add as add_domain
 from ..ecology.images import decode_for, images_of
-from ..ecology.joining import METHOD as JOINT
-from ..ecology.joining import join as join_domains
+from ..ecology.join import METHOD as JOINT
+from ..ecology.join import join as join_domains
 from ..errors import CovNormError
 from ..methods.recipes import METHODS
 from .options import (
@@ -198,10 +198,10 @@ def add(
     if by_default and "val" not in source.splits:
         rule = {"variance": 0.99}
         how = dataclasses.replace(how, options={**options, **rule}, dtype=dtype or "float16")
-    with screen.telling() as tell:
-        tell.stage("decode", f"{_count(source):,} images, once; kept in the ecology's cache")
+    with screen.reporting() as reporter:
+        reporter.stage("decode", f"{_count(source):,} images, once; kept in the ecology's cache")
         data = decode_for(
-            ecology, source, pixels, fit, strict=strict, limit=limit, progress=tell.images
+            ecology, source, pixels, fit, strict=strict, limit=limit, progress=reporter.images
         )
         _show_data(screen, data)
         facts = add_domain(
@@ -213,7 +213,7 @@ def add(
             replace=replace,
             fresh=fresh,
             device=device,
-            tell=tell,
+            reporter=reporter,
         )
     screen.result(added(ecology, name, facts), *stages_table(ecology, name, facts))
 
@@ -249,15 +249,15 @@ def join(
     given = {"variance": variance, "epochs": epochs, "lr": lr, "norms": norms}
     options = {k: v for k, v in given.items() if v is not None}
     how = How(JOINT, {**options, "basis": basis, **pairs(settings or [])}, batch, None, dtype, seed)
-    with screen.telling(named=True) as tell:
+    with screen.reporting(named=True) as reporter:
         done = join_domains(
             ecology,
             names or [],
-            lambda n: images_of(ecology, n, progress=tell.images),
+            lambda n: images_of(ecology, n, progress=reporter.images),
             how,
             fresh=fresh,
             device=check_device(device),
-            tell=tell,
+            reporter=reporter,
         )
     value = [added(ecology, n, facts) for n, facts in done.items()]
     rows = [

@@ -22,7 +22,7 @@ from ..methods.recipes import METHODS
 from ..methods.settings import check_for, settings_of
 from ..network.network import MultiDomainNetwork
 from ..training.probe import linear_accuracy
-from ..training.progress import Telling
+from ..training.progress import Reporter
 from ..training.schedules import plain
 from ..training.seeds import random_numbers_kept
 from . import measure
@@ -92,7 +92,7 @@ def add(
     fresh: bool = False,
     backbone: nn.Module | None = None,
     device: str | torch.device = "cpu",
-    tell: Telling | None = None,
+    reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Adapt the ecology's backbone to decoded images and keep the domain; returns its details.
 
@@ -105,7 +105,7 @@ def add(
         fresh: forget the unfinished work of an earlier call.
         backbone: the caller's module, where the ecology was made with one.
     """
-    how, tell = how or How(), tell or Telling()
+    how, reporter = how or How(), reporter or Reporter()
     if not replace:
         ecology.check_new(name)
     if METHODS[how.method].joint:
@@ -122,15 +122,15 @@ def add(
         settings = {**how.record(), "domain": name, "data": data.digest}
         settings["backbone"] = ecology.backbone["fingerprint"]
         job = unfinished(work, settings)
-        run = _Running(net, name, data, how, work, tell, inputs)
+        run = _Running(net, name, data, how, work, reporter, inputs)
         if "before" not in (known := job.load() or {}):
-            tell.stage("bare", "a linear head on the frozen network: what adapting has to beat")
+            reporter.stage("bare", "a linear head on the frozen network: what adapting has to beat")
             known = {"before": run.bare()}
             job.save(known)
         details = run.through_method(known["before"])
         facts = {**details.facts, "source": {**_balance(data), **_absolute(source or {})}}
         facts["history"] = [*_history(ecology, name), event("add", how.method, facts["results"])]
-        tell.stage("store", "its tensors, results and statistics go into the ecology")
+        reporter.stage("store", "its tensors, results and statistics go into the ecology")
         dtype = PRECISIONS[facts["results"]["dtype"]]
         ecology.put(net, {name: _with(details, facts)}, dtype, replace)
     return facts
@@ -145,7 +145,7 @@ class _Running:
     data: Decoded
     how: How
     work: Path
-    tell: Telling
+    reporter: Reporter
     inputs: dict[str, Any]
 
     @property
@@ -156,7 +156,7 @@ class _Running:
         if split not in self.data.splits:
             return None
         part, size = self.data.splits[split], self.how.batch if shuffle else 64
-        progress = self.tell.images if told else None
+        progress = self.reporter.images if told else None
         return Batches(part.x, part.y, self.inputs, size, shuffle, progress)
 
     def bare(self) -> float:
@@ -179,7 +179,7 @@ class _Running:
         trained = self.net.domain(start) if start is not None else None
         moments = last.moments
         if how.method in FULL:
-            self.tell.stage("moments", "n, mean, covariance of A's input: for joining it later")
+            self.reporter.stage("moments", "n, mean, covariance of A's input: for joining it later")
             moments = collect(self.net, self.name, self.batches("train", told=True) or [])
         as_trained = trained if trained is not None else self.net.domain(self.name)
         spectra = measure.spectra(as_trained, moments) if moments else {}
@@ -207,7 +207,7 @@ class _Running:
             statistics=self.batches("train"),
             test=self.batches(self.held_out),
             augment=self.how.augment,
-            progress=self.tell.training,
+            progress=self.reporter.training,
             snapshot=self.work / ("trained" if start is None and name != self.name else "domain"),
             seed=self.how.seed,
             **options,
@@ -221,7 +221,9 @@ class _Running:
         how, part, classes = self.how, self.data.splits[self.held_out], self.data.classes
         dtype = PRECISIONS[stored["dtype"]]
         last, trained = done[-1], done[0].domain if len(done) > 1 else None
-        self.tell.stage("measure", f"the stored domain on {len(part.y):,} images: {self.held_out}")
+        self.reporter.stage(
+            "measure", f"the stored domain on {len(part.y):,} {self.held_out} images"
+        )
         found = probabilities(self.net, self.name, part.x)
         answers = found.argmax(1)
         said, pictures = measure.examples(part.x, part.y, found, classes)
