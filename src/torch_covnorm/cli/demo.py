@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -164,9 +163,7 @@ def _add(screen: Screen, ecology: Ecology, name: str, seed: int, place: int) -> 
     screen.say(f"\n{place}/4 {name}: {len(source.classes)} classes; {parts}")
     options = {**TRAINING, "budget": int(BUDGET * ecology.backbone["parameters"])}
     with screen.reporting() as reporter:
-        reporter.stage(
-            "decode", f"to {PIXELS} × {PIXELS} pixels, once; kept in the cache"
-        )
+        reporter.stage("decode", f"to {PIXELS} × {PIXELS} pixels, once; kept in the cache")
         data = decode_for(ecology, source, PIXELS, progress=reporter.images)
         how = How("covnorm", options, dtype="float16", seed=seed)
         add(ecology, name, data, how, source={"path": str(file), "seed": seed}, reporter=reporter)
