@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import torch_covnorm as cn
 from torch_covnorm.methods import recipes as methods
-from torch_covnorm.methods.lwf import OldAnswers, distillation, fork_
+from torch_covnorm.methods.lwf import OldHead, distillation, fork_
 
 
 class Net(nn.Module):
@@ -179,7 +179,7 @@ def test_the_answers_are_the_old_heads_on_the_features_of_the_same_pass():
     domain, (x, _) = net.domains["new"], batches()[0]
     zoo.shake_(domain)
     net.train()
-    with OldAnswers(net, "new").watched() as old:
+    with OldHead(net, "new").watching() as old:
         torch.manual_seed(7)
         net(x, domain="new")
         answers = old.now()
