@@ -12,9 +12,17 @@ from small_digits import backbone, batches, digits, network, noisy, regression, 
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_covnorm as cn
-from torch_covnorm import CovNormError, loop
+from torch_covnorm import CovNormError
 from torch_covnorm.stats.moments import Moments
-from torch_covnorm.training.snapshot import RECORD, Snapshot, load_moments, restore_, save_moments
+from torch_covnorm.training import loop
+from torch_covnorm.training.snapshot import (
+    RECORD,
+    Snapshot,
+    SnapshotMismatch,
+    load_states,
+    restore_,
+    save_states,
+)
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -142,9 +150,12 @@ def test_due_is_a_matter_of_seconds(tmp_path, monkeypatch):
 def test_other_settings_are_refused_by_name_and_file(now, tmp_path):
     Snapshot(tmp_path, {"a": 1, "b": 2}).save({})
     differs = "c" if "c" in now else "b"
-    with pytest.raises(CovNormError, match=f"{RECORD}.*made with {differs}=") as error:
+    with pytest.raises(SnapshotMismatch, match=f"{RECORD}.*made with {differs}=") as error:
         Snapshot(tmp_path, now).load()
     assert str(tmp_path) in str(error.value)
+    was = {"a": 1, "b": 2}.get(differs)
+    assert (error.value.key, error.value.was, error.value.now) == (differs, was, now.get(differs))
+    assert isinstance(error.value, CovNormError)
 
 
 DAMAGES = itertools.product(["json", "tensors"], ["truncated", "empty", "flipped", "noise"])
@@ -186,9 +197,10 @@ def test_nothing_in_a_snapshot_is_pickled(tmp_path, monkeypatch):
 
 def test_moments_come_back_to_the_bit(tmp_path):
     moments = {s: Moments(3).update(torch.randn(9, 3)) for s in ("conv1", "layer.0/x")}
-    assert load_moments(tmp_path, {"a": 1}) is None
-    save_moments(tmp_path, {"a": 1}, moments)
-    found = load_moments(tmp_path, {"a": 1})
+    make = lambda state: Moments(len(state["mean"]))  # noqa: E731
+    assert load_states(tmp_path, {"a": 1}, make) is None
+    save_states(tmp_path, {"a": 1}, moments)
+    found = load_states(tmp_path, {"a": 1}, make)
     assert {k: bits(m.state_dict()) for k, m in found.items()} == {
         k: bits(m.state_dict()) for k, m in moments.items()
     }

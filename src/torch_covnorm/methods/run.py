@@ -30,10 +30,10 @@ from ..training.batches import images_of
 from ..training.evaluation import evaluate
 from ..training.fit import fit
 from ..training.loop import Penalty
-from ..training.progress import Progress, Report, Watched
+from ..training.progress import Progress, Report, WatchedLoader
 from ..training.schedules import Training
 from ..training.seeds import seed_all, seed_loader
-from ..training.snapshot import Snapshot, load_moments, restore_, save_moments, tensors_of
+from ..training.snapshot import load_states, restore_, save_states, tensors_of
 
 
 @dataclass
@@ -179,13 +179,15 @@ class Run:
         folder = None if self.snapshot is None else self.snapshot / "moments"
         settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": "moments"}
         with self.timed("collect"):
-            moments = None if folder is None else load_moments(folder, settings)
+            moments = None
+            if folder is not None:
+                moments = load_states(folder, settings, lambda s: Moments(len(s["mean"])))
             if moments is None:
                 images = self.train if self.statistics is None else self.statistics
                 seed_loader(images, self.training.seed, "moments")
                 moments = collect(self.net, self.name, self._watched("collect", images))
                 if folder is not None:
-                    save_moments(folder, settings, moments)
+                    save_states(folder, settings, moments)
         self.moments = moments
         return moments
 
@@ -196,20 +198,19 @@ class Run:
         that all but a few have no gradient.
         """
         settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": "gradients"}
-        saved = None if self.snapshot is None else Snapshot(self.snapshot / "gradients", settings)
+        folder = None if self.snapshot is None else self.snapshot / "gradients"
         with self.timed("gradients"):
-            if saved is not None and (state := saved.load()) is not None:
-                found = {site: GradientMoments(len(A.bias)) for site, A in self.domain.maps.items()}
-                for site, g in found.items():
-                    g.load_state_dict(state[site])
-                return found
+            if folder is not None:
+                make = lambda s: GradientMoments(len(s["0/mean"]))  # noqa: E731
+                if (kept := load_states(folder, settings, make)) is not None:
+                    return kept
             images = self.train if self.statistics is None else self.statistics
             images = images if self.val is None else self.val
             seed_loader(images, self.training.seed, "gradients")
             watched = self._watched("gradients", images)
             found = collect_gradients(self.net, self.name, watched, seed=self.training.seed)
-            if saved is not None:
-                saved.save({site: g.state_dict() for site, g in found.items()})
+            if folder is not None:
+                save_states(folder, settings, found)
         return found
 
     def _watched(self, stage: str, batches: Iterable[Any]) -> Iterable[Any]:
@@ -222,7 +223,7 @@ class Run:
             images += len(images_of(batch))
             self.tell(stage, step, steps, images / (time.perf_counter() - start))
 
-        return Watched(batches, tell)
+        return WatchedLoader(batches, tell)
 
     def tell(self, stage: str, step: int, steps: int | None, rate: float = 0.0) -> None:
         """Say how far a stage is that does not train."""

@@ -1,13 +1,13 @@
-"""`fit`: one plain loop that trains what a domain owns.
+"""Train a domain with `fit`.
 
-Your own loop over `MultiDomainNetwork.parameters_of` is as good.
+A loop of your own over `MultiDomainNetwork.parameters_of` works as well.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from ..network.network import MultiDomainNetwork
 from ..records import blame
 from .evaluation import Criterion
 from .loop import Loop, Penalty
-from .progress import Report, showing
+from .progress import Report, reporting
 from .schedules import Training, training_of
 from .seeds import random_numbers_kept
 from .snapshot import Snapshot, restore_
@@ -25,11 +25,16 @@ from .snapshot import Snapshot, restore_
 
 @dataclass(frozen=True)
 class Fit:
-    """What `fit` did: one row an epoch, and the epoch whose state the domain has now."""
+    """The result of `fit`.
+
+    epochs: one row per epoch.
+    best: the epoch whose state the domain has now, None without validation data.
+    accuracy: its validation accuracy in percent.
+    """
 
     epochs: list[dict[str, Any]]
     best: int | None
-    accuracy: float | None  # on the validation data, in percent
+    accuracy: float | None
     seconds: float
 
 
@@ -50,42 +55,48 @@ def fit(
     every: float = 20.0,
     **changes: Any,
 ) -> Fit:
-    """Train a domain: its adapters as far as they train, norms and head; the backbone is frozen.
+    """Train the adapters, norms and head of a domain. The backbone is frozen.
 
     Args:
-        train, val: loaders of (images, labels), iterated once an epoch. With validation data the
-            best epoch's state is kept (accuracy, then loss); never give test data here.
-        training: a `Training`, or the name of one of `TRAININGS`.
-        changes: single settings of it: ``epochs=5, lr=1e-3``.
-        criterion: (outputs, labels) → loss, cross-entropy where nothing is said.
-        penalty: images → a further loss, called behind the forward pass.
-        augment: images → images, for training batches only; draw from torch's random numbers.
+        train, val: loaders of (images, labels), iterated once per epoch. With validation data the
+            state of the best epoch is kept (by accuracy, then loss). Never pass test data here.
+        training: a `Training`, or a name in `TRAININGS`.
+        changes: single settings that replace those of `training`: ``epochs=5, lr=1e-3``.
+        criterion: (outputs, labels) → loss.
+        penalty: images → an additional loss, called after the forward pass.
+        augment: images → images, for training batches only. Draw from torch's random numbers.
         parameters: train only these.
-        progress: a function of `Progress`; True or False for a bar; a bar on a terminal if None.
-        snapshot: a folder for this stage alone. What was saved there, every `every` seconds, goes
-            on to the same result, bit for bit on the CPU; a finished stage is not run again.
+        progress: a function that takes a `Progress`; True or False for a bar or none; None for a
+            bar on a terminal.
+        snapshot: a folder for this stage only. The state is saved there every `every` seconds. The
+            same call then resumes and gives the same result, bit for bit on the CPU. A finished
+            stage is not run again.
 
-    All random numbers follow from the seed, those of the loader's own generators too.
+    All random numbers follow from the seed, including those of the loader's own generators.
 
-    A batch of one image has no statistics to normalise by and is left out. Leaves the network in
+    Batches of one image are skipped, because they have no batch statistics. The network is left in
     eval mode.
     """
     settings = training_of(training).changed(changes)
-    loop = Loop(net, name, settings, parameters, criterion, penalty, augment)
+    loop = Loop(net, name, settings, stage, parameters, criterion, penalty, augment)
     saved = None
     try:
         if snapshot is not None:
             basis = net.domain(name).basis
-            shared = None if basis is None else net.basis(basis).fingerprint
-            whose = {"backbone": net.fingerprint, "domain": name, "stage": stage, "basis": shared}
-            record = whose | settings.record()
+            record = {
+                "backbone": net.fingerprint,
+                "domain": name,
+                "stage": stage,
+                "basis": None if basis is None else net.basis(basis).fingerprint,
+                **settings.record(),
+            }
             saved = Snapshot(snapshot, record, every)
             if (state := saved.load()) is not None:
                 with blame(saved.file):
                     loop.load_state_dict(state)
-        with random_numbers_kept(loop.device), showing(progress) as report:
+        with random_numbers_kept(loop.device), reporting(progress) as report:
             while loop.epoch < settings.epochs and not loop.stopped:
-                loop.run_epoch(train, saved, lambda p: report(replace(p, stage=stage, domain=name)))
+                loop.run_epoch(train, saved, report)
                 loop.end_epoch(val)
                 if saved is not None:
                     saved.save(loop.state_dict())

@@ -1,7 +1,7 @@
-"""The loop inside `fit`: its steps, its epochs, and all of its state that a snapshot must hold.
+"""The training loop of `fit`: steps, epochs, and the state that a snapshot must hold.
 
-The random numbers of a step are a function of (seed, epoch, step) alone, so a run that was killed
-goes on from its snapshot to the same bits: steps already done are only drawn from the loader.
+The random numbers of a step depend only on (seed, epoch, step). A killed run therefore resumes from
+its snapshot to the same bits: the loader is advanced past the batches of finished steps.
 """
 
 from __future__ import annotations
@@ -28,28 +28,30 @@ _COUNTERS = ("epoch", "step", "images", "total", "seconds", "history", "best")
 
 
 class Loop:
-    """One stage of training under way: the domain, the optimiser, where it stands."""
+    """One stage of training: the domain, the optimizer and the current position."""
 
     def __init__(
         self,
         net: MultiDomainNetwork,
         name: str,
         settings: Training,
+        stage: str,
         parameters: Sequence[nn.Parameter] | None,
         criterion: Criterion,
         penalty: Penalty | None,
         augment: Callable[[Tensor], Tensor] | None,
     ) -> None:
-        self.net, self.name, self.settings = net, name, settings
+        self.net, self.name, self.settings, self.stage = net, name, settings, stage
         self.criterion, self.penalty, self.augment = criterion, penalty, augment
         self.domain, self.device = net.domain(name), next(net.backbone.parameters()).device
         trainable = list(net.parameters_of(name))
         chosen = trainable if parameters is None else list(parameters)
         if not chosen:
-            raise CovNormError(f"domain {name!r} has nothing to train")
+            raise CovNormError(
+                f"domain {name!r} has nothing to train. Add it with adapters, or pass parameters=."
+            )
         kept = {id(p) for p in chosen}
-        self.frozen = [p for p in trainable if id(p) not in kept]
-        self.parameters = chosen
+        self.parameters, self.excluded = chosen, [p for p in trainable if id(p) not in kept]
         head = {id(p) for p in self.domain.head.parameters()} if self.domain.head else set()
         self.optimizer = settings.make_optimizer(
             [p for p in chosen if id(p) not in head], [p for p in chosen if id(p) in head]
@@ -63,26 +65,26 @@ class Loop:
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         self.best_state: dict[str, Tensor] | None = None
-        for p in self.frozen:
+        for p in self.excluded:
             p.requires_grad_(False)
 
     def close(self) -> None:
-        """Leave the domain as users expect it: ready to be used or trained on."""
-        for p in self.frozen:
+        """Make all of the domain trainable again, and leave the network in eval mode."""
+        for p in self.excluded:
             p.requires_grad_(True)
         self.optimizer.zero_grad()
         self.net.eval()
 
     @property
     def stopped(self) -> bool:
-        """The validation has not improved for long enough."""
+        """Whether validation has not improved for `stop_after` epochs."""
         limit = self.settings.stop_after
-        return (
-            limit is not None and self.best is not None and self.epoch - self.best["epoch"] > limit
-        )
+        if limit is None or self.best is None:
+            return False
+        return bool(self.epoch - self.best["epoch"] > limit)
 
     def run_epoch(self, train: Iterable[Any], saved: Snapshot | None, report: Report) -> None:
-        """From where it stands to the end of the epoch."""
+        """Train from the current position to the end of the epoch."""
         self.net.train_domain(self.name)
         if self.settings.norms == "frozen":
             self.domain.norms.eval()
@@ -107,18 +109,19 @@ class Loop:
             rate = images / (time.perf_counter() - start)
             last = self.history[-1]["accuracy"] if self.history else None
             mean = self.total / max(self.images, 1)
-            report(Progress("", self.epoch, self.settings.epochs, step, steps, mean, last, rate))
+            place = (self.stage, self.epoch, self.settings.epochs, step, steps)
+            report(Progress(*place, mean, last, rate, self.name))
             if saved is not None and saved.due():
                 saved.save(self.state_dict())
         if self.images == 0:
             raise CovNormError(
-                f"domain {self.name!r}, epoch {self.epoch + 1}: no batch of two or more images; "
-                "the loader must be one that can be iterated again, such as a DataLoader or a list"
+                f"domain {self.name!r}, epoch {self.epoch + 1}: no batch of two or more images. "
+                "Use a loader that can be iterated again, such as a DataLoader or a list."
             )
         self.seconds += time.perf_counter() - start
 
     def train_step(self, images: Tensor, labels: Tensor) -> None:
-        """One step of the optimiser."""
+        """Take one optimizer step."""
         images = images.to(self.device)
         labels = labels_of(labels, self.domain).to(self.device)
         if self.augment is not None:
@@ -131,7 +134,7 @@ class Loop:
         if not math.isfinite(value):
             raise CovNormError(
                 f"domain {self.name!r}: the loss is {value} at epoch {self.epoch + 1}, step "
-                f"{self.step + 1}: lower lr, or clip= the gradient"
+                f"{self.step + 1}. Lower lr=, or limit the gradient with clip=."
             )
         self.optimizer.zero_grad()
         self.scaler.scale(loss).backward()
@@ -144,32 +147,32 @@ class Loop:
         self.images += len(images)
 
     def set_rate(self, epoch: float) -> None:
-        """The learning rates of an epoch, a fraction included."""
+        """Set the learning rates for an epoch, which may be fractional."""
         factor = self.settings.factor(epoch) * self.plateau.factor
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
 
     def end_epoch(self, val: Iterable[Any] | None) -> None:
-        """Validate, keep the best, go on to the next epoch."""
+        """Validate, keep the best state, and move to the next epoch."""
         loss = self.total / self.images
         row = {"epoch": self.epoch, "loss": loss, "val_loss": None, "accuracy": None}
         if val is not None:
             seed_all(self.settings.seed, self.epoch, "validate")
-            found = evaluate(self.net, self.name, val, self.criterion)
-            row |= {"val_loss": found.loss, "accuracy": found.accuracy}
-            finite = math.isfinite(found.loss)
+            result = evaluate(self.net, self.name, val, self.criterion)
+            row |= {"val_loss": result.loss, "accuracy": result.accuracy}
+            finite = math.isfinite(result.loss)
             if finite and (self.best is None or _merit(row) > _merit(self.best)):
                 self.best = row
                 self.best_state = {k: t.clone() for k, t in tensors_of(self.domain).items()}
         if self.settings.schedule == "plateau":
-            self.plateau.see(loss)
+            self.plateau.update(loss)
         self.history.append(row)
         self.epoch += 1
         self.step = self.images = 0
         self.total = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """All of it, for `Snapshot.save`."""
+        """Return the whole state, for `Snapshot.save`."""
         return {
             "domain": tensors_of(self.domain),
             "best_state": self.best_state,
@@ -180,7 +183,7 @@ class Loop:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there; a state of another domain is refused and nothing changes."""
+        """Resume from a state. One of another domain is an error and changes nothing."""
         check_fits(self.domain, state["domain"])
         self.optimizer.load_state_dict(state["optimizer"])
         restore_(self.domain, state["domain"])
@@ -192,12 +195,12 @@ class Loop:
 
 
 def _merit(row: dict[str, Any]) -> tuple[float, float]:
-    """Accuracy first, where there is one; then the loss."""
+    """Rank by accuracy if there is one, then by loss."""
     return (0.0 if row["accuracy"] is None else row["accuracy"], -row["val_loss"])
 
 
 def _length(loader: Iterable[Any]) -> int | None:
-    """How many batches an epoch has, where the loader knows."""
+    """Return the number of batches per epoch, or None if the loader does not know it."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:
@@ -205,12 +208,12 @@ def _length(loader: Iterable[Any]) -> int | None:
 
 
 def _mixed_dtype(device: torch.device, precision: str) -> tuple[torch.dtype | None, bool]:
-    """The dtype of autocast, None for float32, and whether gradients must be scaled."""
+    """Return the autocast dtype (None: float32) and whether gradients need scaling."""
     if precision == "float32":
         return None, False
     if device.type == "cuda":
-        good = torch.cuda.is_bf16_supported()
-        return (torch.bfloat16, False) if good else (torch.float16, True)
+        bfloat16 = torch.cuda.is_bf16_supported()
+        return (torch.bfloat16, False) if bfloat16 else (torch.float16, True)
     if device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return torch.bfloat16, False
-    return None, False  # slower there than float32, or not at all
+    return None, False  # slower than float32 there, or unsupported
