@@ -20,7 +20,7 @@ from PIL import Image
 
 from torch_covnorm import CovNormError
 from torch_covnorm.data import decode, load_image, read_image, read_source
-from torch_covnorm.data.reading import MOST_PIXELS, image_size
+from torch_covnorm.data.image_files import MAX_PIXELS, image_size
 
 # ── odd images ──────────────────────────────────────────────────────────────────────────────────
 
@@ -136,7 +136,7 @@ def test_twelve_bits_give_their_upper_eight():
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_pixels_without_a_fixed_range_are_refused(dtype):
-    with pytest.raises(CovNormError, match=r"a\.tif: .*no fixed range: save .* 8 bits"):
+    with pytest.raises(CovNormError, match=r"a\.tif: .*no fixed range\. Save .* 8 bits"):
         read_image(saved(Image.fromarray(np.ones((9, 9), dtype)), "TIFF"), name="a.tif")
 
 
@@ -194,15 +194,15 @@ GOOD = saved(
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)), "JPEG"
 )
 HOSTILE = {
-    "text": (b"Dear computer, I am no image." * 9, "not an image: its content is no JPEG"),
-    "nothing": (b"", "it is empty"),
+    "text": (b"Dear computer, I am no image." * 9, "not an image: the content is not JPEG"),
+    "nothing": (b"", "the file is empty"),
     "HTML": (b"<html><script>alert(1)</script></html>", "not an image"),
     "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not an image"),
     "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage", "not an image"),
-    "icon": (saved(Image.new("RGB", (16, 16)), "ICO"), "its content is no JPEG"),
+    "icon": (saved(Image.new("RGB", (16, 16)), "ICO"), "the content is not JPEG"),
     "truncated JPEG": (GOOD[: len(GOOD) // 2], "truncated"),
     "header alone": (GOOD[:20], "not an image"),
-    "bomb": (bomb(50_000, 50_000), "at most 64 million pixels"),
+    "bomb": (bomb(50_000, 50_000), "limit is 64 million pixels"),
     "bomb that Pillow warns about": (bomb(10_000, 9_500), "9500 × 10000 .* 64 million"),
     "bomb that Pillow lets pass": (bomb(8_001, 8_000), "8000 × 8001 .* 64 million"),
     "no width": (bomb(0, 9), "not an image"),
@@ -228,12 +228,12 @@ def test_hostile_bytes_are_refused_by_name_at_once(data, message, tmp_path):
 
 def test_the_largest_image_is_told_by_its_header():
     assert image_size(bomb(8_000, 8_000)) == (8_000, 8_000)
-    assert MOST_PIXELS == 8_000 * 8_000
+    assert MAX_PIXELS == 8_000 * 8_000
 
 
 def test_small_images_are_refused_where_a_network_would_read_them():
     small = saved(Image.new("RGB", (7, 20)), "PNG")
-    with pytest.raises(CovNormError, match=r"tiny: 20 × 7 pixels: need at least 8 on a side"):
+    with pytest.raises(CovNormError, match=r"tiny: 20 × 7 pixels: at least 8 per side are needed"):
         load_image(small, 32, name="tiny")
     assert read_image(small).shape == (3, 20, 7)
     assert load_image(saved(Image.new("RGB", (8, 8)), "PNG"), 32).shape == (3, 32, 32)

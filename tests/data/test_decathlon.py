@@ -14,8 +14,16 @@ from PIL import Image
 from test_images import two_pass
 
 from torch_covnorm import CovNormError
-from torch_covnorm.data import RULES, Decathlon, Rule, centre_crop, read_image, resize
-from torch_covnorm.data.score import score_predictions, write_predictions
+from torch_covnorm.data import (
+    RULES,
+    Decathlon,
+    Rule,
+    centre_crop,
+    read_image,
+    resize,
+    score_predictions,
+    write_predictions,
+)
 
 # Category ids as in the archive: in no order, and neither from 0 nor from 1.
 CATEGORIES = {
@@ -340,7 +348,7 @@ def test_unknown_names_suggest_the_nearest(original):
 
 
 def test_a_missing_annotation_file_is_named(root):
-    with pytest.raises(CovNormError, match=r"dtd_train\.json: is missing.*devkit"):
+    with pytest.raises(CovNormError, match=r"dtd_train\.json: is missing\..*devkit"):
         Decathlon(root).split("dtd", "train")
     (root / "annotations" / "svhn_val.json").unlink()
     with pytest.raises(CovNormError, match=r"svhn_val\.json: is missing"):

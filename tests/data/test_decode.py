@@ -178,7 +178,7 @@ def test_a_few_unreadable_images_are_left_out_and_listed(broken, tmp_path):
     for cache in (None, tmp_path / "cache", tmp_path / "cache"):
         data = decode(broken, 32, limit=0.1, cache=cache)
         assert [file for file, _ in sorted(data.unreadable)] == ["a/0.png", "b/1.png"]
-        assert dict(data.unreadable)["b/1.png"].startswith("not an image: it is empty")
+        assert dict(data.unreadable)["b/1.png"].startswith("not an image: the file is empty")
         assert sum(len(images.y) for images in data.splits.values()) == 22
         for x, y, files in data.splits.values():
             assert len(x) == len(y) == len(files)
@@ -213,7 +213,9 @@ def test_a_class_or_a_split_without_a_readable_image_is_an_error(source):
         (source.folder / name).rename(source.folder / "train" / name)
     for split, message in (("train", "class 'd' in train has"), ("test", "split 'test' has")):
         (source.folder / split / "d" / "bad.png").write_text("no image")
-        with pytest.raises(CovNormError, match=rf"{message} no image .*d/bad\.png: not an image"):
+        with pytest.raises(
+            CovNormError, match=rf"{message} no readable image.*d/bad\.png: not an image"
+        ):
             decode(read_source(source.folder), 32, limit=0.5)
         Image.new("RGB", (9, 9)).save(source.folder / split / "d" / "bad.png")
 
@@ -293,8 +295,8 @@ def test_a_tensor_of_the_cache_can_be_changed_and_the_file_cannot(source, tmp_pa
     assert same(decode(source, 32, cache=tmp_path / "cache"), decode(source, 32))
 
 
-def test_images_larger_than_memory_aremapped(tmp_path):
-    from torch_covnorm.data.cache import mapped
+def test_images_larger_than_memory_are_mapped(tmp_path):
+    from torch_covnorm.data.cache import open_rows
     from torch_covnorm.data.decode import _tensor
 
     n = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 4 // (3 * 256 * 256)
@@ -302,7 +304,7 @@ def test_images_larger_than_memory_aremapped(tmp_path):
         about = {"descr": "|u1", "fortran_order": False, "shape": (n, 3, 256, 256)}
         np.lib.format.write_array_header_1_0(stream, about)
         stream.truncate(stream.tell() + n * 3 * 256 * 256)  # holes take no room
-    assert not _tensor(mapped(tmp_path / "a.npy"))[n // 2].any()
+    assert not _tensor(open_rows(tmp_path / "a.npy"))[n // 2].any()
 
 
 KILLED = """
@@ -363,7 +365,7 @@ def test_a_full_disk_is_an_error_that_names_the_file(source, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(tmp_path / "cache") == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(CovNormError, match=r"file/cache: Not a directory: choose another"):
+    with pytest.raises(CovNormError, match=r"file/cache: Not a directory\. Choose another"):
         decode(source, 32, cache=tmp_path / "file" / "cache")
 
 
@@ -388,7 +390,7 @@ def test_a_read_only_cache_is_used_and_not_written(source, tmp_path):
     with nobody(tmp_path):
         data = decode(read_source("data"), 32, cache="cache")
         assert names(Path("cache")) == []
-    assert data.notes == ("cache is read-only: nothing is kept there",)
+    assert data.notes == ("cache is read-only: nothing is cached there",)
     assert same(data, decode(source, 32))
     (tmp_path / "cache").chmod(0o755)
     decode(source, 32, cache=tmp_path / "cache")

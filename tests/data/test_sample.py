@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from torch_covnorm.data import SAMPLES, load_sample, prepare
 from torch_covnorm.data import sample as module
-from torch_covnorm.data.sample import SAMPLES, load_sample, prepare
 from torch_covnorm.errors import CovNormError
 
 FOLDER = Path(module.__file__).with_name("samples")
@@ -124,7 +124,7 @@ def test_labels_fit_the_images():
 
 
 def test_an_unknown_sample_is_refused_by_name():
-    with pytest.raises(CovNormError, match=r"no sample 'sketch'; did you mean 'sketches'\?"):
+    with pytest.raises(CovNormError, match=r"no sample 'sketch': did you mean 'sketches'\?"):
         load_sample("sketch")
     with pytest.raises(CovNormError, match="choose one of: clipart, digits, fashion, sketches"):
         load_sample("../zzz")
@@ -174,5 +174,5 @@ def test_prepare_gives_the_layout_that_is_asked():
     [((2, 3, 4, 4), torch.float32), ((4, 3, 4), torch.uint8), ((2, 1, 4, 4), torch.uint8)],
 )
 def test_prepare_refuses_other_types_and_shapes(shape, dtype):
-    with pytest.raises(CovNormError, match=r"give uint8 \(n, 3, h, w\)"):
+    with pytest.raises(CovNormError, match=r"must be uint8 \(n, 3, h, w\)"):
         prepare(torch.zeros(shape, dtype=dtype), 8, 0.5, 0.5)

@@ -226,11 +226,11 @@ def test_missing_files_and_folders_are_named(tmp_path):
         ({"annotations": {"image_id": 11}}, "list"),
         ({"images": None}, "images"),
         ({"images": [], "annotations": []}, "no images"),
-        ({"images": [{"id": 11, "file_name": "a"}] * 2}, "11 is there twice"),
+        ({"images": [{"id": 11, "file_name": "a"}] * 2}, "11 occurs twice"),
         ({"images": [{"id": 11}]}, "11 has no file_name"),
         ({"images": [{"file_name": "a"}]}, "'id'"),
-        ({"categories": [{"id": 501}] * 2}, "category id is there twice"),
-        ({"categories": ["a"]}, "a category"),
+        ({"categories": [{"id": 501}] * 2}, "category id occurs twice"),
+        ({"categories": ["a"]}, "categories must be objects"),
     ],
 )
 def test_labels_that_are_no_labels_are_refused(changes, words, tmp_path):
@@ -301,11 +301,11 @@ def test_written_predictions_score_what_they_should(kind, tmp_path):
     [
         ([1, 2], [0], None, "2 image ids but 1"),
         ([1, 1], [0, 0], None, "twice"),
-        ([1], [3], [7, 8, 9], "label 3 of 3"),
-        ([1], [-1], [7, 8, 9], "label -1 of 3"),
-        ([1], [0.5], None, "whole numbers"),
-        (torch.tensor([1.0]), [0], None, "whole numbers"),
-        (["1"], [0], None, "whole numbers"),
+        ([1], [3], [7, 8, 9], "label 3, but there are 3"),
+        ([1], [-1], [7, 8, 9], "label -1, but there are 3"),
+        ([1], [0.5], None, "must be integers"),
+        (torch.tensor([1.0]), [0], None, "must be integers"),
+        (["1"], [0], None, "must be integers"),
     ],
 )
 def test_predictions_that_could_not_be_scored_are_not_written(

@@ -27,11 +27,8 @@ Folder = str | os.PathLike[str]
 class SnapshotMismatch(CovNormError):
     """A snapshot was made with other settings: `key` was `was` and is `now`."""
 
-    def __init__(self, file: Path, key: str, was: Any, now: Any) -> None:
-        super().__init__(
-            f"{file}: was made with {key}={was!r}, but now it is {now!r}. Use another folder, or "
-            "remove this one to start over."
-        )
+    def __init__(self, message: str, key: str = "", was: Any = None, now: Any = None) -> None:
+        super().__init__(message)  # the only required argument, so that the error can be pickled
         self.key, self.was, self.now = key, was, now
 
 
@@ -58,7 +55,11 @@ class Snapshot:
         for key in sorted({*saved, *self.settings}):
             was, now = saved.get(key), self.settings.get(key)
             if was != now:
-                raise SnapshotMismatch(self.file, key, was, now)
+                message = (
+                    f"{self.file}: was made with {key}={was!r}, but now it is {now!r}. Use another "
+                    "folder, or remove this one to start over."
+                )
+                raise SnapshotMismatch(message, key, was, now)
         with records.blame(self.file):
             state: dict[str, Any] = _decode(
                 record["state"], records.read_tensors(self.file, record)
