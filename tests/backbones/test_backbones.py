@@ -88,13 +88,13 @@ def test_the_decathlons_published_names_load():
             place["bn2"] = "conv2.1.bns.0"
             key = ".".join([*parts[:2], place[parts[2]], *parts[3:]])
         published[key] = value
-    loaded = cn.backbones.resnet26.from_state_dict(published).eval()
+    loaded = ResNet26.from_state_dict(published).eval()
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(loaded(x), net(x))
     published["layer1.0.conv1.parallel_conv.0.conv.weight"] = torch.zeros(64, 32, 1, 1)
     with pytest.raises(cn.CovNormError, match="trained with adapters inside"):
-        cn.backbones.resnet26.from_state_dict(published)
+        ResNet26.from_state_dict(published)
 
 
 def test_resnet26_is_the_decathlons():
@@ -119,7 +119,7 @@ def test_timm_models_come_by_name(tmp_path):
     x = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(again(x), net(x))
-    with pytest.raises(cn.CovNormError, match="no weights of resnet34"):
+    with pytest.raises(cn.CovNormError, match="not the weights of resnet34"):
         cn.load_backbone("resnet34", weights=file)
 
 
@@ -136,7 +136,7 @@ def test_random_weights_are_said():
         ("garbage.pth", b"garbage", "cannot be read"),
         ("garbage.safetensors", b"garbage", "cannot be read"),
         ("code.pth", pickle.dumps(print), "cannot be read"),
-        ("other.pth", {"a.weight": torch.zeros(2)}, "weights of none of"),
+        ("other.pth", {"a.weight": torch.zeros(2)}, "not the weights of any of"),
         ("list.pth", [1, 2], "no state dict"),
     ],
 )
@@ -155,7 +155,7 @@ def test_what_is_no_backbone_is_refused_by_name(name, content, message, tmp_path
     ("raises", "said"),
     [
         ("ModuleNotFoundError('timm')", r"need torch-covnorm\[timm\]"),
-        ("RuntimeError('operator torchvision::nms does not exist')", "does not import here.*nms"),
+        ("RuntimeError('operator torchvision::nms does not exist')", "cannot be imported.*nms"),
     ],
 )
 def test_a_timm_that_cannot_be_imported_costs_no_traceback(raises, said, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from torch_covnorm.backbones import EfficientNetLite0
 from torch_covnorm.engines.export import ENDINGS, FORMAT, Exported, export
 
 CLASSES = ("daisy", "Löwenzahn", "野バラ", 'a "b"\n/c')
-HOW = {"size": 64, "mean": [0.5, 0.25, 0.125], "std": [0.25, 0.25, 0.5], "fit": "crop"}
+PREPROCESSING = {"size": 64, "mean": [0.5, 0.25, 0.125], "std": [0.25, 0.25, 0.5], "fit": "crop"}
 PROGRAM = """
 import json, sys
 import numpy as np
@@ -66,7 +66,7 @@ def lite0():
     torch.manual_seed(0)
     net = cn.MultiDomainNetwork(cn.load_backbone("efficientnet-lite0"))
     for name in ("flowers", "weeds"):
-        zoo.shake_(net.add_domain(name, CLASSES, preprocessing=HOW))
+        zoo.shake_(net.add_domain(name, CLASSES, preprocessing=PREPROCESSING))
     return net.eval()
 
 
@@ -118,7 +118,7 @@ def test_a_process_without_the_package_answers_as_the_network(lite0, exports, to
     assert done.returncode == 0, done.stderr
     about = json.loads(done.stdout)
     assert about["classes"] == list(CLASSES)
-    assert about["preprocessing"] == HOW
+    assert about["preprocessing"] == PREPROCESSING
     assert about["domain"] == "flowers"
     answers = np.load(f"{images}.answers.npz")
     for key, x in batches.items():
@@ -138,7 +138,7 @@ def test_the_state_dict_loads_strictly_into_the_plain_class(lite0, exports):
     assert not zoo.close(plain(x), lite0(x, domain="weeds"), 1e-2)
     with safetensors.safe_open(file, "pt") as opened:
         about = json.loads(opened.metadata()["covnorm"])
-    assert (about["classes"], about["preprocessing"]) == (list(CLASSES), HOW)
+    assert (about["classes"], about["preprocessing"]) == (list(CLASSES), PREPROCESSING)
     assert about["layers"] == {}
 
 
@@ -163,7 +163,7 @@ def test_the_json_beside_says_what_goes_in_and_comes_out(lite0, exports, to):
     record = records.read(beside, FORMAT)  # with its checksum
     assert (record["to"], record["domain"], record["file"]) == (to, "flowers", file.name)
     assert record["classes"] == list(CLASSES)
-    assert record["preprocessing"] == HOW
+    assert record["preprocessing"] == PREPROCESSING
     assert record["input"]["shape"] == ["n", 3, 64, 64]
     assert record["input"]["values"] == "(RGB / 255 - mean) / std"
     assert record["output"]["shape"] == ["n", 4]
@@ -262,8 +262,8 @@ def test_vectors_and_oblong_images_and_double_precision(tmp_path):
     assert zoo.close(run(x := torch.randn(4, 12)), net(x, domain="residual").detach())
     net = small("residual").double()
     file, beside = export(net, "residual", tmp_path / "wide", size=(16, 24)).files
-    how = {"size": [16, 24], "mean": None, "std": None, "fit": "squash"}
-    assert records.read(beside, FORMAT)["preprocessing"] == how
+    preprocessing = {"size": [16, 24], "mean": None, "std": None, "fit": "squash"}
+    assert records.read(beside, FORMAT)["preprocessing"] == preprocessing
     x = torch.randn(2, 3, 16, 24)
     expected = net(x.double(), domain="residual").detach()
     assert zoo.close(read_back(file)(x), expected.float())
@@ -329,7 +329,7 @@ def test_what_cannot_be_exported_is_said_and_leaves_nothing(tmp_path):
     refused(r"residual.pt2.json", tmp_path, net, "residual", size=16)
     with torch.no_grad():
         net.domains["residual"].head.weight[0, 0] = torch.nan
-    refused("'residual' answers NaN", tmp_path, net, "residual", size=16)
+    refused("'residual' returns NaN", tmp_path, net, "residual", size=16)
 
 
 class Conv(nn.Conv2d):
@@ -358,10 +358,10 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("way", "match"),
     [
-        ("lies", r"differs from the network by .* on a batch of 1.*choose another to="),
+        ("lies", r"differs from the network by .* on a batch of 1.*Choose another to="),
         ("looks", "torch.export cannot trace Odd"),
         ("counts", "torch.export cannot trace Odd for batches of any size"),
-        ("names", "'a' answers dict"),
+        ("names", "'a' returns a dict"),
     ],
 )
 def test_a_network_that_tracing_gets_wrong_is_not_written(way, match, to, tmp_path):
@@ -384,4 +384,4 @@ def test_a_missing_package_is_named_with_what_brings_it(package, tmp_path, monke
 
 def test_weights_beyond_one_onnx_file_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.import_module("torch_covnorm.engines.export"), "ONNX_LIMIT", 1000)
-    refused("below 2 GB: to='torch'", tmp_path, small("residual"), "residual", "onnx")
+    refused(r"below 2 GB\. Use to='torch'", tmp_path, small("residual"), "residual", "onnx")

@@ -23,14 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from ..errors import CovNormError, choices
 from .annotations import Annotations, File, read_annotations, read_json, write_json
 from .image_files import read_image
-from .images import (
-    Rule,
-    Statistics,
-    channel_statistics,
-    check_statistics,
-    normalise,
-    resize,
-)
+from .images import Rule, Statistics, channel_statistics, check_statistics, normalise, resize
 
 FOLDER = "decathlon-1.0"
 FILES = {"train": "train", "val": "val", "test": "test_stripped"}

@@ -85,16 +85,10 @@ def reporting(progress: bool | Report | None) -> Iterator[Report]:
 @contextlib.contextmanager
 def _bar() -> Iterator[Report]:
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.progress import TextColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    columns = (*Bars.get_default_columns(), TextColumn("{task.fields[note]}"))
     with Bars(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task("", total=1.0, note="")
 

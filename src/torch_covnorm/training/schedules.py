@@ -162,28 +162,15 @@ class Plateau:
         self.best, self.waited, self.factor = state["best"], state["waited"], state["factor"]
 
 
+_AUTHORS = Training(40, 1e-3, optimizer="adam", weight_decay=5e-4)
 # Settings from the literature. The batch size is up to the loader.
 TRAININGS = {
     "default": Training(),
     # lr and schedule are from the paper, optimizer and weight decay from its authors' program.
-    "paper": Training(
-        40,
-        1e-3,
-        optimizer="adam",
-        weight_decay=5e-4,
-        schedule="plateau",
-        patience=2,
-        stop_after=10,
-    ),
+    "paper": replace(_AUTHORS, schedule="plateau", patience=2, stop_after=10),
     # The authors' program, batch 16: train A, then M and everything else.
-    "official-code": Training(
-        40,
-        1e-3,
-        optimizer="adam",
-        weight_decay=5e-4,
-        betas=(0.9, 0.99),
-        schedule="steps",
-        milestones=(5, 10, 15, 20, 25, 30, 35),
+    "official-code": replace(
+        _AUTHORS, betas=(0.9, 0.99), schedule="steps", milestones=(5, 10, 15, 20, 25, 30, 35)
     ),
     # Residual adapters on the Decathlon's ResNet-26, batch 128.
     "decathlon": Training(
