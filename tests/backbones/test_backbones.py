@@ -123,7 +123,7 @@ def test_timm_models_come_by_name(tmp_path):
         cn.load_backbone("resnet34", weights=file)
 
 
-def test_random_weights_are_said():
+def test_random_weights_give_a_warning():
     with pytest.warns(cn.CovNormWarning, match="random weights"):
         cn.load_backbone("resnet26")
 
@@ -140,7 +140,7 @@ def test_random_weights_are_said():
         ("list.pth", [1, 2], "no state dict"),
     ],
 )
-def test_what_is_no_backbone_is_refused_by_name(name, content, message, tmp_path):
+def test_a_file_that_is_not_a_backbone_is_an_error_with_its_name(name, content, message, tmp_path):
     path = tmp_path / name if "." in name else name
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -152,18 +152,18 @@ def test_what_is_no_backbone_is_refused_by_name(name, content, message, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("raises", "said"),
+    ("raises", "message"),
     [
         ("ModuleNotFoundError('timm')", r"need torch-covnorm\[timm\]"),
         ("RuntimeError('operator torchvision::nms does not exist')", "cannot be imported.*nms"),
     ],
 )
-def test_a_timm_that_cannot_be_imported_costs_no_traceback(raises, said, tmp_path, monkeypatch):
+def test_a_timm_that_cannot_be_imported_costs_no_traceback(raises, message, tmp_path, monkeypatch):
     (tmp_path / "timm.py").write_text(f"raise {raises}")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [n for n in sys.modules if n.partition(".")[0] == "timm"]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(cn.CovNormError, match=f"did you mean 'efficientnet-lite0'.*{said}"):
+    with pytest.raises(cn.CovNormError, match=f"did you mean 'efficientnet-lite0'.*{message}"):
         cn.load_backbone("efficientnet-lite")
 
 

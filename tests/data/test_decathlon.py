@@ -270,7 +270,7 @@ def test_the_global_seed_decides_what_a_loader_gives(workers, original):
 
 
 @pytest.mark.parametrize("name", ["aircraft", "svhn", "shapes"])
-def test_statistics_are_those_of_the_resized_training_images_alone(name, original):
+def test_statistics_are_those_of_only_the_resized_training_images(name, original):
     got = Decathlon(original).statistics(name)
     images = [resize(raw(original, name, "train", k), 72) for k in range(6)]
     np.testing.assert_allclose(got, two_pass(images), rtol=1e-12)
@@ -318,14 +318,14 @@ def test_other_bad_statistics_are_refused(root, tmp_path):
 # ── the published archive ───────────────────────────────────────────────────────────────────────
 
 
-def test_differences_are_told_and_the_published_sizes_have_none(root, monkeypatch):
+def test_differences_are_listed_and_the_published_sizes_have_none(root, monkeypatch):
     archive = Decathlon(root)
-    told = archive.differences()
-    assert "shapes: not one of the ten datasets" in told
-    assert "svhn: 2 classes, published 10" in told
-    assert "svhn: 6 train images, published 47217" in told
-    assert "svhn: 4 test images, published 26032" in told
-    assert "dtd: no dtd_val.json" in told
+    differences = archive.differences()
+    assert "shapes: not one of the ten datasets" in differences
+    assert "svhn: 2 classes, published 10" in differences
+    assert "svhn: 6 train images, published 47217" in differences
+    assert "svhn: 4 test images, published 26032" in differences
+    assert "dtd: no dtd_val.json" in differences
     small = {"aircraft": (3, 6, 3, 4), "svhn": (2, 6, 3, 4), "shapes": (2, 6, 3, 4)}
     monkeypatch.setattr("torch_covnorm.data.decathlon.PUBLISHED", small)
     assert archive.differences() == []

@@ -1,4 +1,4 @@
-"""All images of a source at one size, the unreadable ones told, and a cache that holds."""
+"""Decoding a source to one size: pixels, unreadable images, and the cache."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_the_digest_is_of_pixels_labels_and_classes(source):
 
 @pytest.fixture
 def broken(source):
-    """The same, but two of the 24 are no images."""
+    """The same source, but two of the 24 files are not images."""
     (source.folder / "a" / "0.png").write_text("no image")
     (source.folder / "b" / "1.png").write_bytes(b"")
     return source
@@ -196,7 +196,7 @@ def test_more_of_them_are_an_error_and_so_is_the_first_when_strict(broken, tmp_p
             decode(broken, 32, strict=True, cache=cache)
 
 
-def test_an_image_that_is_mended_is_read_again(source, tmp_path):
+def test_a_repaired_image_is_read_again(source, tmp_path):
     """Even if size and time say that nothing changed, as after chmod or a disk's failure."""
     file = source.folder / "a" / "0.png"
     good, before = file.read_bytes(), file.stat()
@@ -241,7 +241,7 @@ def test_a_second_call_reads_no_image(source, tmp_path):
         decode(source, 33, cache=cache, strict=True)
 
 
-def test_what_the_pixels_come_from_is_told_apart(source, tmp_path):
+def test_the_cache_depends_on_everything_that_the_pixels_come_from(source, tmp_path):
     cache = tmp_path / "cache"
     decode(source, 32, cache=cache)
     assert len(names(cache)) == 3
@@ -249,7 +249,7 @@ def test_what_the_pixels_come_from_is_told_apart(source, tmp_path):
     decode(source, 40, cache=cache)
     assert len(names(cache)) == 9
     file = source.folder / source.splits["test"].names[0]
-    os.utime(file, ns=(0, 12345))  # another time, and of one split alone
+    os.utime(file, ns=(0, 12345))  # another time, in only one split
     decode(source, 32, cache=cache)
     assert len(names(cache)) == 10
     copy = tmp_path / "other"  # unpacked archives may agree in every name, size and time
@@ -273,7 +273,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_cache_is_made_anew(damage, source, tmp_path):
+def test_a_damaged_cache_is_rebuilt(damage, source, tmp_path):
     cache = tmp_path / "cache"
     first = decode(source, 32, cache=cache)
     good = {file: file.read_bytes() for file in cache.iterdir()}
@@ -328,8 +328,8 @@ def test_a_killed_call_leaves_nothing_that_stays(source, tmp_path):
     assert len(names(cache)) == 4
 
 
-def test_two_calls_at_once_leave_each_other_alone(source, tmp_path):
-    """The second starts in the middle of the first, whose unfinished file is no leftover."""
+def test_two_calls_at_once_do_not_disturb_each_other(source, tmp_path):
+    """The second starts in the middle of the first, whose unfinished file must not be removed."""
     cache, answers = tmp_path / "cache", []
 
     def other(done, total):
@@ -398,4 +398,4 @@ def test_a_read_only_cache_is_used_and_not_written(source, tmp_path):
     calls = []
     with nobody(tmp_path):
         decode(read_source("data"), 32, cache="cache", progress=lambda *at: calls.append(at))
-    assert len(calls) == 3  # found there
+    assert len(calls) == 3  # one per split: all cached

@@ -1,4 +1,4 @@
-"""Reading, resizing, cropping and flipping images, alone and as a batch."""
+"""Reading, resizing, cropping and flipping single images and batches."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_alpha_is_dropped(tmp_path):
     assert torch.equal(read_image(tmp_path / "a.png"), chw(pixels[..., :3].copy()))
 
 
-def test_files_that_are_no_images_are_named(tmp_path):
+def test_files_that_are_not_images_are_named(tmp_path):
     with pytest.raises(CovNormError, match=r"none\.png: no such image"):
         read_image(tmp_path / "none.png")
     (tmp_path / "text.png").write_text("not an image")
@@ -159,7 +159,7 @@ def test_random_crops_reach_every_place_and_no_other():
     assert torch.equal(crop[0, :, 1:] - crop[0, :, :-1], torch.ones(4, 3))
 
 
-def test_flips_come_as_often_as_said():
+def test_flips_have_the_given_probability():
     image = numbered(1, 2, 3)[0]
     flips = [torch.equal(random_flip(image), image.flip(-1)) for _ in range(400)]
     assert 150 < sum(flips) < 250
@@ -179,7 +179,7 @@ def test_a_crop_that_does_not_fit_is_refused():
         resize(torch.zeros(9, 4), 2)
 
 
-def test_a_rule_varies_in_training_alone():
+def test_a_rule_varies_only_in_training():
     image = chw(noise(80, 100))
     rule = Rule(resize=40, crop=30)
     centre = centre_crop(resize(image, 40), 30)
@@ -254,7 +254,7 @@ BAD_STATISTICS = [
 
 
 @pytest.mark.parametrize("entry", BAD_STATISTICS)
-def test_statistics_that_are_none_are_refused(entry):
+def test_invalid_statistics_are_errors(entry):
     with pytest.raises(CovNormError, match=r"file 'svhn': .*mean"):
         check_statistics(entry, "file 'svhn'")
 

@@ -20,16 +20,8 @@ from torch_covnorm.data import (
 )
 
 DOMAINS = [
-    "imagenet12",
-    "aircraft",
-    "cifar100",
-    "daimlerpedcls",
-    "dtd",
-    "gtsrb",
-    "vgg-flowers",
-    "omniglot",
-    "svhn",
-    "ucf101",
+    *("imagenet12", "aircraft", "cifar100", "daimlerpedcls", "dtd", "gtsrb"),
+    *("vgg-flowers", "omniglot", "svhn", "ucf101"),
 ]
 # Table 3 of the paper; its own rounding is why a few points are allowed.
 ROWS = {
@@ -101,7 +93,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 @pytest.mark.parametrize("value", [-0.1, 100.1, float("nan"), float("inf"), "97", None, True])
-def test_what_is_no_percentage_is_refused(value):
+def test_an_invalid_percentage_is_an_error(value):
     with pytest.raises(CovNormError, match="svhn"):
         decathlon_score({"dtd": 50, "svhn": value})
     with pytest.raises(CovNormError, match="baseline of 'svhn'"):
@@ -233,7 +225,7 @@ def test_missing_files_and_folders_are_named(tmp_path):
         ({"categories": ["a"]}, "categories must be objects"),
     ],
 )
-def test_labels_that_are_no_labels_are_refused(changes, words, tmp_path):
+def test_invalid_annotation_files_are_errors(changes, words, tmp_path):
     with pytest.raises(CovNormError, match=rf"labels\.json: .*{words}"):
         score_predictions(predictions(tmp_path, TRUTH), labels(tmp_path, **changes))
 
@@ -244,14 +236,14 @@ def test_without_a_list_of_categories_any_category_may_be_predicted(tmp_path):
 
 
 def test_annotations_keep_the_files_order_and_names(tmp_path):
-    found = read_annotations(labels(tmp_path))
-    assert next(iter(found.images.items())) == (11, "data/x/11.jpg")
-    assert found.categories_of == TRUTH
-    assert found.names[504] == "n504"
+    result = read_annotations(labels(tmp_path))
+    assert next(iter(result.images.items())) == (11, "data/x/11.jpg")
+    assert result.categories_of == TRUTH
+    assert result.names[504] == "n504"
 
 
-@pytest.mark.parametrize("form", ["pairs", "folders"])
-def test_the_score_of_many_files(form, tmp_path):
+@pytest.mark.parametrize("layout", ["pairs", "folders"])
+def test_the_score_of_many_files(layout, tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "l").mkdir()
     wrong = {"aircraft": {**TRUTH, 11: 504}, "dtd": {**TRUTH, 11: 504, 12: 504}}
@@ -260,7 +252,9 @@ def test_the_score_of_many_files(form, tmp_path):
         files = predictions(tmp_path / "p", predicted, f"{name}.json")
         pairs[name] = (files, labels(tmp_path / "l", f"{name}_test.json"))
     labels(tmp_path / "l", "svhn_test.json")  # no predictions: it does not count
-    got = score_results(pairs) if form == "pairs" else score_results(tmp_path / "p", tmp_path / "l")
+    got = (
+        score_results(pairs) if layout == "pairs" else score_results(tmp_path / "p", tmp_path / "l")
+    )
     assert got["accuracies"] == {"aircraft": 75.0, "dtd": 50.0}
     assert got["total"] == decathlon_score({"aircraft": 75.0, "dtd": 50.0})["total"]
     assert got["points"].keys() == {"aircraft", "dtd"}

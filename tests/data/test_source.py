@@ -1,4 +1,4 @@
-"""What a user's path holds: folders, .csv and .npz files, and how they are split."""
+"""Sources of images: folders, .csv and .npz files, and their splits."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_names_with_spaces_accents_and_any_case_work(tmp_path):
 
 
 def test_an_accent_is_the_same_however_a_disk_writes_it(tmp_path):
-    composed, apart = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    composed, apart = (unicodedata.normalize(norm, "café") for norm in ("NFC", "NFD"))
     assert composed != apart
     touch(tmp_path, *many(f"train/{composed}", 4), *many("train/tea", 4), f"test/{apart}/1.jpg")
     source = read_source(tmp_path)
@@ -96,7 +96,7 @@ def test_an_accent_is_the_same_however_a_disk_writes_it(tmp_path):
     assert shown(source, "test") == {f"test/{apart}/1.jpg": composed}
 
 
-def test_what_is_no_image_is_ignored_and_counted(tmp_path):
+def test_files_that_are_not_images_are_ignored_and_counted(tmp_path):
     touch(tmp_path, *many("cat", 3), *many("dog", 3), "README.txt", ".DS_Store", ".git/x.jpg")
     touch(
         tmp_path, "cat/Thumbs.db", "cat/notes.txt", "dog/.x.jpg", "dog/.trash/y.jpg", "dog/LICENSE"
@@ -157,7 +157,7 @@ BAD_FOLDERS = {
 
 
 @pytest.mark.parametrize(("names", "message"), BAD_FOLDERS.values(), ids=BAD_FOLDERS)
-def test_a_folder_that_cannot_be_used_says_why(names, message, tmp_path):
+def test_an_unusable_folder_is_an_error_with_the_reason(names, message, tmp_path):
     touch(tmp_path / "mine", *names)
     with pytest.raises(CovNormError, match=rf"mine: .*{message}"):
         read_source(tmp_path / "mine")
@@ -182,7 +182,7 @@ def test_links_are_followed_and_loops_end(tmp_path):
     assert "links to folders that are read already" in source.notes[0]
 
 
-def test_a_path_that_is_no_source_says_what_is(tmp_path):
+def test_a_path_that_is_not_a_source_lists_what_is_accepted(tmp_path):
     with pytest.raises(CovNormError, match=r"none: does not exist\. Use a folder"):
         read_source(tmp_path / "none")
     touch(tmp_path, "a.zip", "b.jpg")
@@ -296,7 +296,7 @@ def test_a_csv_names_splits_and_repeats_nothing(tmp_path):
 BAD_TABLES = {
     "empty": ("", "is empty"),
     "blank": ("\n \n", "is empty"),
-    "header alone": ("path,label\n", "no images to train with"),
+    "only a header": ("path,label\n", "no images to train with"),
     "no label": ("path,label\na.jpg,x\nb.jpg,\n", "line 3 has no label"),
     "no path": ("a.jpg,x\n,y\n", "line 2 has no path"),
     "one column": ("a.jpg\nb.jpg\n", "line 1 has no label; line 2 has no label"),
@@ -335,15 +335,15 @@ def npz(root, **arrays):
     return read_source(root / "data.npz")
 
 
-@pytest.mark.parametrize("form", ["hw", "hw1", "hw3", "3hw", "1hw", "float"])
-def test_rows_of_every_shape_are_the_same_pixels(form, tmp_path):
-    x = NOISE[..., :1] if "1" in form or form == "hw" else NOISE
+@pytest.mark.parametrize("layout", ["hw", "hw1", "hw3", "3hw", "1hw", "float"])
+def test_rows_of_every_shape_are_the_same_pixels(layout, tmp_path):
+    x = NOISE[..., :1] if "1" in layout or layout == "hw" else NOISE
     given = {
         "hw": x[..., 0],
         "3hw": x.transpose(0, 3, 1, 2),
         "1hw": x.transpose(0, 3, 1, 2),
         "float": np.clip((x - 0.4) / 255, 0, 1).astype(np.float32),  # to the nearest
-    }.get(form, x)
+    }.get(layout, x)
     source = npz(tmp_path, x_train=given, y_train=LABELS, x_test=given[:2], y_test=LABELS[:2])
     assert source.format == "npz"
     for items in source.splits.values():

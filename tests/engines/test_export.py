@@ -1,4 +1,4 @@
-"""An exported domain answers as the network does, where there is no package of ours."""
+"""Exported domains give the network's logits without this package installed."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def lite0():
-    """EfficientNet-Lite0 with two domains that only their numbers tell apart."""
+    """EfficientNet-Lite0 with two domains that differ only in their weights."""
     torch.manual_seed(0)
     net = cn.MultiDomainNetwork(cn.load_backbone("efficientnet-lite0"))
     for name in ("flowers", "weeds"):
@@ -122,9 +122,9 @@ def test_a_process_without_the_package_answers_as_the_network(lite0, exports, to
     assert about["domain"] == "flowers"
     answers = np.load(f"{images}.answers.npz")
     for key, x in batches.items():
-        found = torch.from_numpy(answers[key])
-        assert zoo.close(found, lite0(x, domain="flowers"), 1e-4)
-        assert not zoo.close(found, lite0(x, domain="weeds"), 1e-2)  # control: the wrong domain
+        result = torch.from_numpy(answers[key])
+        assert zoo.close(result, lite0(x, domain="flowers"), 1e-4)
+        assert not zoo.close(result, lite0(x, domain="weeds"), 1e-2)  # control: the wrong domain
 
 
 @torch.no_grad()
@@ -155,7 +155,7 @@ def test_a_domain_loads_into_another_network(lite0, tmp_path):
 
 
 @pytest.mark.parametrize("to", ENDINGS)
-def test_the_json_beside_says_what_goes_in_and_comes_out(lite0, exports, to):
+def test_the_json_file_describes_input_and_output(lite0, exports, to):
     file, beside = exports[to].files
     assert file.name == f"flowers{ENDINGS[to]}"
     assert beside.name == f"{file.name}.json"
@@ -172,7 +172,7 @@ def test_the_json_beside_says_what_goes_in_and_comes_out(lite0, exports, to):
     assert 0 < record["difference"] == exports[to].difference < 1e-4
 
 
-def test_a_file_tells_nothing_of_the_machine_that_wrote_it(exports, tmp_path):
+def test_a_file_contains_no_paths_of_the_machine(exports, tmp_path):
     places = [str(Path(m.__file__).parent).encode() for m in (cn, torch, zoo)]
     for exported in exports.values():
         for file in exported.files:
@@ -214,7 +214,7 @@ def test_every_kind_is_exported_as_the_network_runs_it(name, kind, tmp_path):
     dense = kind in ("residual", "parallel", "conv", "lowrank", "covnorm", "absorbed")
     assert ("grouped.0" in changed) == dense
     assert not dense or changed["grouped.0"] == {"groups": 1}
-    biased = name == "convnet" and kind not in ("own", "mask")  # no norm there takes the bias
+    biased = name == "convnet" and kind not in ("own", "mask")  # no norm can absorb the bias
     assert changed.get("dilated.0") == ({"bias": True} if biased else None)
 
 
@@ -243,7 +243,7 @@ def test_a_joint_domain_comes_with_its_basis_or_without_need_of_it(tmp_path):
 
 
 @torch.no_grad()
-def test_an_own_module_comes_along(tmp_path):
+def test_an_own_module_is_exported_too(tmp_path):
     net = small()
     own = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     zoo.shake_(net.add_domain("a", own=own, preprocessing={"size": 16}))
@@ -310,7 +310,7 @@ def refused(match: str, folder: Path, net, name, to="torch", out=None, **argumen
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_what_cannot_be_exported_is_said_and_leaves_nothing(tmp_path):
+def test_what_cannot_be_exported_is_an_error_and_writes_nothing(tmp_path):
     net = small("residual")
     refused(r"to='onx': did you mean 'onnx'", tmp_path, net, "residual", "onx")
     refused("unknown domain", tmp_path, net, "flowers")

@@ -14,19 +14,20 @@ import torch_covnorm as cn
 Batches = list[tuple[Tensor, Tensor]]
 
 
-def backbone(dropout: float = 0.0) -> nn.Module:
+def backbone(dropout: float = 0.0, widths: tuple[int, int] = (6, 8)) -> nn.Module:
     torch.manual_seed(0)
+    first, second = widths
     return nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1),
-        nn.BatchNorm2d(6),
+        nn.Conv2d(1, first, 3, padding=1),
+        nn.BatchNorm2d(first),
         nn.ReLU(),
-        nn.Conv2d(6, 8, 3, stride=2),
-        nn.BatchNorm2d(8),
+        nn.Conv2d(first, second, 3, stride=2),
+        nn.BatchNorm2d(second),
         nn.ReLU(),
         nn.Dropout(dropout),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(8, 5),
+        nn.Linear(second, 5),
     )
 
 
@@ -58,7 +59,7 @@ def trained() -> tuple[cn.MultiDomainNetwork, Batches]:
 
 
 def regression(n: int = 60, size: int = 20) -> tuple[cn.MultiDomainNetwork, Batches]:
-    """A network with a domain "ink", and images with how dark they are."""
+    """A network with a domain "ink", and images labelled with their darkness."""
     net = cn.MultiDomainNetwork(backbone())
     net.add_domain("ink", classes=1)
     return net, [(x, x.mean((1, 2, 3))[:, None]) for x, _ in batches(n, size)]

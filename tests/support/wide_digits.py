@@ -10,22 +10,11 @@ from torch import nn
 
 import torch_covnorm as cn
 
-DRAWN = 240  # images to train with, and as many behind them to validate
+DRAWN = 240  # training images; as many after them are for validation
 
 
 def backbone() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 24, 3, padding=1),
-        nn.BatchNorm2d(24),
-        nn.ReLU(),
-        nn.Conv2d(24, 32, 3, stride=2),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(32, 5),
-    )
+    return small_digits.backbone(widths=(24, 32))
 
 
 @functools.cache

@@ -45,7 +45,7 @@ def test_logistic_regression_is_scikit_learns():
     )
 
 
-def test_the_linear_head_reads_labels_and_the_test_part_alone_is_scored():
+def test_the_linear_head_reads_labels_and_only_the_test_part_is_scored():
     net = cn.MultiDomainNetwork(small_digits.backbone())
     data, test = small_digits.batches(300, 50), small_digits.batches(100, 50, start=400)
     right = linear_accuracy(net, 10, data, data[:2], test)
@@ -87,10 +87,10 @@ def test_batches_are_inputs_in_parts_shuffled_by_torchs_random_numbers():
 @pytest.fixture
 def net():
     torch.manual_seed(0)
-    found = cn.MultiDomainNetwork(cn.load_backbone("resnet26", weights="random"))
+    result = cn.MultiDomainNetwork(cn.load_backbone("resnet26", weights="random"))
     preprocessing = {"size": 32, "mean": [0.5] * 3, "std": [0.25] * 3, "fit": "squash"}
-    found.add_domain("clipart", classes=["a", "b", "c"], preprocessing=preprocessing)
-    return found.eval()
+    result.add_domain("clipart", classes=["a", "b", "c"], preprocessing=preprocessing)
+    return result.eval()
 
 
 def test_probabilities_are_the_softmax_of_the_network(net, tmp_path):
@@ -102,10 +102,10 @@ def test_probabilities_are_the_softmax_of_the_network(net, tmp_path):
     x = read_inputs(net, "clipart", files)
     assert x.shape == (5, 3, 32, 32)
     assert x.dtype == torch.uint8
-    found = probabilities(net, "clipart", x, batch=2)
+    result = probabilities(net, "clipart", x, batch=2)
     with torch.no_grad():
         expected = net(as_input(x, preprocessing(net, "clipart")), domain="clipart").softmax(1)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     net.add_domain("other", classes=3, preprocessing={"size": 8})
     with pytest.raises(cn.CovNormError, match="does not say size, mean and std"):
         probabilities(net, "other", x)

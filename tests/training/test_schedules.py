@@ -113,8 +113,8 @@ def test_a_functions_record_is_the_same_in_every_process(function):
 
 def test_steps_divide_by_ten_at_each_milestone_and_not_before():
     training = Training(10, lr=1.0, schedule="steps", milestones=(3, 7))
-    found = rates(training, [0, 2.99, 3, 3.5, 6.99, 7, 9.9])
-    assert found == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01], rel=1e-12)
+    result = rates(training, [0, 2.99, 3, 3.5, 6.99, 7, 9.9])
+    assert result == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01], rel=1e-12)
 
 
 def test_one_cycle_starts_at_a_25th_peaks_at_30_percent_and_ends_at_zero():
@@ -205,7 +205,7 @@ def test_plateau_waits_for_its_patience_by_hand():
 
 
 @pytest.mark.parametrize("cut", range(8))
-def test_a_plateau_goes_on_from_its_state(cut):
+def test_a_plateau_resumes_from_its_state(cut):
     losses = [1.0, 0.9, 0.95, 0.95, 0.95, 0.8, 0.8, 0.8]
     whole, first, second = Plateau(1), Plateau(1), Plateau(1)
     for loss in losses:

@@ -76,8 +76,8 @@ def test_a_nested_state_comes_back_with_its_types(tmp_path):
 
 def test_two_views_of_one_tensor_come_back_apart(tmp_path):
     t = torch.randn(4)
-    found = round_trip(tmp_path, {"a": t, "b": t, "c": t[:2]})
-    assert bits(found) == bits({"a": t, "b": t, "c": t[:2]})
+    result = round_trip(tmp_path, {"a": t, "b": t, "c": t[:2]})
+    assert bits(result) == bits({"a": t, "b": t, "c": t[:2]})
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_two_views_of_one_tensor_come_back_apart(tmp_path):
 )
 def test_keys_that_look_alike_are_kept_apart_or_refused(value, tmp_path):
     try:
-        found = round_trip(tmp_path, value)
+        result = round_trip(tmp_path, value)
     except CovNormError:
         return
-    assert bits(found) == bits(value)
+    assert bits(result) == bits(value)
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_moments_come_back_to_the_bit(tmp_path):
     make = lambda state: Moments(len(state["mean"]))  # noqa: E731
     assert load_states(tmp_path, {"a": 1}, make) is None
     save_states(tmp_path, {"a": 1}, moments)
-    found = load_states(tmp_path, {"a": 1}, make)
-    assert {k: bits(m.state_dict()) for k, m in found.items()} == {
+    result = load_states(tmp_path, {"a": 1}, make)
+    assert {k: bits(m.state_dict()) for k, m in result.items()} == {
         k: bits(m.state_dict()) for k, m in moments.items()
     }
 
@@ -215,7 +215,7 @@ def test_a_state_of_another_domain_is_refused_and_changes_nothing():
     assert same(state(net), before)
 
 
-# ── fit goes on ───────────────────────────────────────────────────────────────────────────────
+# ── fit resumes ───────────────────────────────────────────────────────────────────────────────
 
 
 class Interrupted(Exception):
@@ -228,7 +228,7 @@ def run(folder=None, stop=None, workers=0, generator=None, **changes):
     g = None if generator is None else torch.Generator().manual_seed(generator)
     loader = DataLoader(
         TensorDataset(*digits()), 16, shuffle=True, num_workers=workers, generator=g
-    )  # four steps an epoch
+    )  # four steps per epoch
     settings = {"epochs": 3, "lr": 0.02, "head_lr": 0.05, "clip": 2.0, "snapshot": folder}
 
     def progress(_):
@@ -264,7 +264,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_interrupted_fit_goes_on_to_the_same_bits(case, tmp_path):
+def test_an_interrupted_fit_resumes_to_the_same_bits(case, tmp_path):
     whole, done, steps = run(**CASES[case])
     stops = range(steps) if case in ("sgd", "plateau", "adamw one-cycle") else (3, steps - 2)
     losses = [row["loss"] for row in done.epochs]
@@ -279,7 +279,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(case, tmp_path):
         assert facts(again) == facts(done)
 
 
-def test_a_loader_with_a_generator_of_its_own_goes_on_to_the_same_bits(tmp_path):
+def test_a_loader_with_a_generator_of_its_own_resumes_to_the_same_bits(tmp_path):
     whole, _, _ = run(generator=5)
     with pytest.raises(Interrupted):
         run(tmp_path, 6, generator=5)
@@ -344,11 +344,11 @@ def test_a_finished_stage_is_not_run_again(early, tmp_path):
 
     again = network(dropout=0.3)
     settings = {"epochs": 3, "lr": 0.02, "head_lr": 0.05, "clip": 2.0, **case}
-    found = cn.fit(
+    result = cn.fit(
         again, "digits", Untouchable(), Untouchable(), snapshot=tmp_path, progress=False, **settings
     )
     assert same(state(again), state(net))
-    assert facts(found) == facts(done)
+    assert facts(result) == facts(done)
     assert not any(m.training for m in again.modules())
 
 

@@ -86,9 +86,9 @@ def load_image(
     return fit_image(read_image(file, name=name, smallest=MIN_SIDE), size, fit)
 
 
-def image_size(file: ImageFile, *, name: str | None = None) -> tuple[int, int]:
+def image_size(file: ImageFile) -> tuple[int, int]:
     """Return height and width of an image as stored, from its header only."""
-    with _opened(file, name) as image:
+    with _opened(file) as image:
         return image.height, image.width
 
 
@@ -122,7 +122,7 @@ _SILENT = _SilentPillow()
 
 
 @contextlib.contextmanager
-def _opened(file: ImageFile, name: str | None, smallest: int = 1) -> Iterator[Image]:
+def _opened(file: ImageFile, name: str | None = None, smallest: int = 1) -> Iterator[Image]:
     """Open an image, read its header and check its size.
 
     Any failure, here or in the body of the with statement, becomes an ImageError.

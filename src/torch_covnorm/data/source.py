@@ -81,16 +81,16 @@ def read_source(path: str | os.PathLike[str], *, seed: int = 0) -> Source:
             archive = ending in ARCHIVES
             problem = "is an archive. Unpack it." if archive else "is not a source of images."
             raise CovNormError(f"{problem} {ACCEPTED}")
-        parts, found, notes = contents
+        parts, listed, notes = contents
         train = set(parts["train"].classes) if "train" in parts else set()
         if not train:
             why = f" ({'; '.join(notes)})" if notes else ""
             raise CovNormError(f"no images to train with{why}. {ACCEPTED}")
-        classes = tuple(c for c in found if c in train)
+        classes = tuple(c for c in listed if c in train)
         for name in classes:
             if not _is_text(name):
                 raise CovNormError(f"class {name!r}: its name is not valid text. Rename it.")
-        if empty := [c for c in found if c not in train]:
+        if empty := [c for c in listed if c not in train]:
             notes.append(f"left out, without training images: class {first_few(empty)}")
         splits = complete(labelled(parts, classes), seed)
     return Source(path, format_, classes, splits, tuple(notes))

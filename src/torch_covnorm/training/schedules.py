@@ -135,14 +135,14 @@ def _check_number(name: str, value: object, integer: bool) -> None:
         raise CovNormError(f"{name}={value!r}: must be {'an integer' if integer else 'a number'}")
 
 
+@dataclass
 class Plateau:
     """The paper's schedule: divide lr by 10 once the loss falls by less than 0.01 %."""
 
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
-        self.best: float | None = None
-        self.waited = 0
-        self.factor = 1.0
+    patience: int
+    best: float | None = None
+    waited: int = 0
+    factor: float = 1.0
 
     def update(self, loss: float) -> None:
         """Add the loss of an epoch."""

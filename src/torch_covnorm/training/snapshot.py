@@ -78,20 +78,15 @@ class Snapshot:
         self.last = time.monotonic()
 
 
-class Stateful(Protocol):
-    """An object that can be saved, such as `Moments`."""
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the state as tensors by name."""
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Replace the state by one of `state_dict`."""
+class _Stateful(Protocol):
+    def state_dict(self) -> dict[str, Tensor]: ...
+    def load_state_dict(self, state: dict[str, Tensor]) -> None: ...
 
 
-T = TypeVar("T", bound=Stateful)
+T = TypeVar("T", bound=_Stateful)
 
 
-def save_states(folder: Folder, settings: dict[str, Any], objects: Mapping[str, Stateful]) -> None:
+def save_states(folder: Folder, settings: dict[str, Any], objects: Mapping[str, _Stateful]) -> None:
     """Save ``{site: object}``, the result of a finished stage."""
     Snapshot(folder, settings).save({site: o.state_dict() for site, o in objects.items()})
 
