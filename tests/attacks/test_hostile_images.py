@@ -1,4 +1,4 @@
-"""Guarantee 22: odd images are read right, hostile ones are refused by name, at once."""
+"""Guarantee 22: unusual images are read correctly, hostile ones are errors, by name and at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch_covnorm import CovNormError
 from torch_covnorm.data import decode, load_image, read_image, read_source
 from torch_covnorm.data.image_files import MAX_PIXELS, image_size
 
-# ── odd images ──────────────────────────────────────────────────────────────────────────────────
+# ── unusual images ─────────────────────────────────────────────────────────────────────────────────
 
 COLOURS = np.array([[[200, 30, 40], [20, 180, 60]], [[10, 20, 220], [250, 250, 250]]], np.uint8)
 GREYS = np.array([[0, 80], [170, 255]], np.uint8)
@@ -44,7 +44,7 @@ def blocks(values):
 
 
 def picture(mode):
-    """An image in a mode, and by hand what it shows: uint8 (h, w, 3)."""
+    """Return an image in a mode, and its expected pixels: uint8 (h, w, 3)."""
     grey, rgb, alpha = blocks(GREYS), blocks(COLOURS), blocks(255 - GREYS // 2)
     shown = np.stack([grey] * 3, axis=-1)
     if mode == "1":
@@ -274,7 +274,7 @@ def test_a_pipe_that_takes_the_file_s_place_is_not_waited_for(tmp_path, monkeypa
 
 
 def test_bytes_changed_at_random_are_read_or_refused(capfd):
-    """Never another exception, a warning, or long work."""
+    """There is never another exception, a warning, or a long wait."""
     rng, slowest, refused = random.Random(0), 0.0, 0
     good = [
         saved(picture(mode)[0], fmt, **({"compression": "tiff_lzw"} if mode == "LA" else {}))
@@ -296,7 +296,7 @@ def test_bytes_changed_at_random_are_read_or_refused(capfd):
         slowest = max(slowest, time.perf_counter() - start)
     assert 300 < refused < 2900  # some of both
     assert slowest < 5
-    capfd.readouterr()  # libtiff says what it thinks
+    capfd.readouterr()  # libtiff prints to stderr
 
 
 def test_no_warning_leaks_from_any_thread_and_the_filters_stay():

@@ -98,12 +98,12 @@ def test_the_decathlons_published_names_load():
 
 
 def test_resnet26_is_the_decathlons():
-    """Its own description: 64 px → 8 px × 256 channels, shortcut by pooling and zero channels."""
+    """Its description: 64 px → 8 px × 256 channels, shortcut by pooling and zero channels."""
     net = ResNet26(4).eval()
     assert len([m for m in net.modules() if isinstance(m, torch.nn.Conv2d)]) == 25
     block = net.layer1[0]
     for p in (block.bn2.weight, block.bn2.bias):
-        torch.nn.init.zeros_(p)  # the residual branch is silent: the shortcut shows
+        torch.nn.init.zeros_(p)  # without the residual branch, only the shortcut is left
     x = torch.rand(1, 32, 8, 8)
     with torch.no_grad():
         out = block(x)

@@ -1,4 +1,4 @@
-"""The Decathlon's archive: layout, labels, rules, statistics, and what is refused.
+"""The Decathlon's archive: layout, labels, rules, statistics and errors.
 
 The tests write a small archive in the published layout: `aircraft` (JPEG, one grey, one CMYK),
 `svhn` (PNG, one RGBA; whole and never flipped) and `shapes`, which is none of the ten.
@@ -129,14 +129,14 @@ def test_labels_are_indices_of_sorted_category_ids(original):
     split = archive.split("aircraft", "train")
     assert split.categories == [10000001, 10000002, 10000010]
     assert split.classes == archive.classes("aircraft")
-    # Written as 747, A320, 707, 747, …, and the annotations stand in reverse order.
+    # Written as 747, A320, 707, 747, …, and the annotations are in reverse order.
     assert split.labels == [1, 2, 0, 1, 2, 0]
     assert [split[i][1] for i in range(6)] == split.labels
     assert archive.split("aircraft", "val").labels == [1, 2, 0]
 
 
 def test_val_has_the_labels_of_train_where_it_lacks_a_class(root):
-    """The residual-adapter authors subtract each part's own smallest id; that would shift here."""
+    """Subtracting each part's smallest id, as the authors do, would shift the labels here."""
 
     def drop_first_class(data):
         data["annotations"] = [a for a in data["annotations"] if a["category_id"] != 10000001]
@@ -285,7 +285,7 @@ def test_statistics_are_computed_once_and_kept_as_json(root, tmp_path):
     svhn, shapes = archive.statistics("svhn"), archive.statistics("shapes")
     assert json.loads(cache.read_text()).keys() == {"svhn", "shapes"}
     assert [f.name for f in cache.parent.iterdir()] == ["statistics.json"]
-    shutil.rmtree(root / "data")  # now they cannot be computed any more
+    shutil.rmtree(root / "data")  # now they cannot be computed again
     assert archive.statistics("svhn") == svhn
     again = Decathlon(root, str(cache))
     assert (again.statistics("svhn"), again.statistics("shapes")) == (svhn, shapes)
@@ -304,7 +304,9 @@ def test_given_statistics_are_used(original):
 def test_other_bad_statistics_are_refused(root, tmp_path):
     with pytest.raises(CovNormError, match=r"'shape'.*did you mean 'shapes'"):
         Decathlon(root, {"shape": {"mean": [0] * 3, "std": [1] * 3}})
-    Decathlon(root, {"dtd": {"mean": [0] * 3, "std": [1] * 3}})  # of the ten, but not here
+    Decathlon(
+        root, {"dtd": {"mean": [0] * 3, "std": [1] * 3}}
+    )  # one of the ten, but not in this archive
     for text in ("[]", "{", "3", '{"svhn": null}', '{"svhn": {"mean": [0, 0, 0]}}'):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(CovNormError, match=r"bad\.json"):

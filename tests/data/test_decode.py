@@ -142,7 +142,7 @@ def test_the_size_follows_the_median_shorter_side(sides, limit, size, tmp_path):
             (tmp_path / "train" / name).mkdir(parents=True, exist_ok=True)
             Image.new("L", (side, side + 40)).save(tmp_path / "train" / name / f"{i}.png")
     (tmp_path / "val" / "a").mkdir(parents=True)
-    Image.new("L", (2000, 2000)).save(tmp_path / "val" / "a" / "1.png")  # says nothing
+    Image.new("L", (2000, 2000)).save(tmp_path / "val" / "a" / "1.png")  # does not count
     assert decode(read_source(tmp_path), size_limit=limit).size == size
 
 
@@ -197,7 +197,7 @@ def test_more_of_them_are_an_error_and_so_is_the_first_when_strict(broken, tmp_p
 
 
 def test_a_repaired_image_is_read_again(source, tmp_path):
-    """Even if size and time say that nothing changed, as after chmod or a disk's failure."""
+    """Even if size and time are unchanged, as after chmod or a disk failure."""
     file = source.folder / "a" / "0.png"
     good, before = file.read_bytes(), file.stat()
     for data, bad in ((bytes(len(good)), 1), (good, 0)):
@@ -232,7 +232,7 @@ def test_a_second_call_reads_no_image(source, tmp_path):
     first = decode(source, 32, cache=cache)
     file = source.folder / source.splits["train"].names[0]
     before = file.stat()
-    file.write_bytes(bytes(before.st_size))  # no image any more, but size and time say the same
+    file.write_bytes(bytes(before.st_size))  # not an image now, but with the same size and time
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     again = decode(source, 32, cache=cache, progress=lambda *at: calls.append(at))
     assert same(first, again)
@@ -280,7 +280,7 @@ def test_a_damaged_cache_is_rebuilt(damage, source, tmp_path):
     first = decode(source, 32)
     for file, data in good.items():
         assert damage(data) != data
-        file.unlink()  # the pages of the first call stay as they are
+        file.unlink()  # so that the memory map of the first call is not changed
         file.write_bytes(damage(data))
     assert same(decode(source, 32, cache=cache), first)
     assert {file: file.read_bytes() for file in cache.iterdir()} == good
@@ -371,10 +371,10 @@ def test_a_full_disk_is_an_error_that_names_the_file(source, tmp_path):
 
 @contextlib.contextmanager
 def nobody(folder: Path):
-    """In a folder, without root's right to write anywhere."""
+    """Work in a folder without root's permission to write anywhere."""
     here = Path.cwd()
     folder.chmod(0o755)
-    os.chdir(folder)  # whoever cannot pass the folders above starts from here
+    os.chdir(folder)  # the folders above may not be accessible
     user = os.geteuid()
     try:
         if user == 0:

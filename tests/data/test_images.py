@@ -31,7 +31,7 @@ def chw(pixels):
 
 
 def numbered(n, h, w, c=3, dtype=torch.float32):
-    """Every pixel of every sample another number, so that none can be taken for another."""
+    """Give every pixel of every sample a different number."""
     return torch.arange(n * c * h * w).reshape(n, c, h, w).to(dtype)
 
 
@@ -133,7 +133,7 @@ def test_resize_is_pillows_bilinear_within_one_level(h, w, size):
 def test_resize_leaves_the_right_size_alone_and_floats_float():
     image = chw(noise(72, 90))
     assert torch.equal(resize(image, 72), image)
-    small = resize(image.short(), 30)  # not bytes: by way of floats
+    small = resize(image.short(), 30)  # not bytes: resized as floats
     assert small.dtype == torch.int16
     assert (small - resize(image.float(), 30)).abs().max() <= 0.5
     half = torch.rand(3, 10, 20, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The sample domains that come with the package, and what prepares them for a backbone."""
+"""The sample domains that come with the package, and their preparation for a backbone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_no_image_is_there_twice(name):
     sample = load_sample(name)
     both = images(sample.x_train) + images(sample.x_test)
     assert len(set(both)) == len(both)
-    assert len({*both, *images(sample.x_test[:3])}) == len(both)  # control: copies would be seen
+    assert len({*both, *images(sample.x_test[:3])}) == len(both)  # control: copies would be noticed
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -74,7 +74,7 @@ def test_the_first_images_are_balanced_too(name):
     for labels in (sample.y_train, sample.y_test):
         rounds = labels[: 10 * len(sample.classes)].reshape(10, -1)
         assert (rounds.sort(1).values == torch.arange(len(sample.classes))).all()
-        assert not (rounds == rounds[0]).all()  # each round in an order of its own
+        assert not (rounds == rounds[0]).all()  # the rounds differ in order
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -87,7 +87,7 @@ def test_the_file_holds_no_pickle(name):
 
 @pytest.mark.parametrize("name", ["sketches", "clipart"])
 def test_drawings_are_centred_on_white(name):
-    """Two pixels of margin, and the box around what is drawn lies in the middle."""
+    """There are two pixels of margin, and the drawing is centred."""
     x = load_sample(name).x_train
     side = x.shape[-1]
     inside = torch.zeros(side, side, dtype=torch.bool)

@@ -38,7 +38,7 @@ def row(name):
 
 
 def naive(accuracies, factor=2, exponent=2, floor=True):
-    """The formula once more, with its constants open."""
+    """The formula again, with its constants as parameters."""
     total = 0.0
     for domain, accuracy in accuracies.items():
         worst = factor * (100 - BASELINES[domain])

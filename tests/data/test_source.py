@@ -18,7 +18,7 @@ from torch_covnorm.data.splits import complete, cut
 
 
 def touch(root, *names):
-    """Files that only have names: a source is read before its images are."""
+    """Create empty files: a source is read before its images are."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"")

@@ -26,7 +26,7 @@ PREPROCESSING = {"size": 64, "mean": [0.5, 0.25, 0.125], "std": [0.25, 0.25, 0.5
 PROGRAM = """
 import json, sys
 import numpy as np
-sys.modules["torch_covnorm"] = None  # whoever imports it fails
+sys.modules["torch_covnorm"] = None  # importing it fails
 to, file, images = sys.argv[1:4]
 batches = np.load(images)
 answers, about = {}, {}
@@ -276,7 +276,7 @@ def test_vectors_and_oblong_images_and_double_precision(tmp_path):
 def test_the_network_and_the_terminal_are_as_they_were(to, tmp_path, capfd, caplog):
     net = small("residual", "parallel")
     net.train()
-    net.domains["residual"].norms.eval()  # a mode of its own
+    net.domains["residual"].norms.eval()  # a mode that differs
     modes = [m.training for m in net.modules()]
     bits = {k: v.clone() for k, v in net.state_dict().items()}
     export(net, "residual", tmp_path, to)
@@ -302,7 +302,7 @@ def test_a_file_is_replaced_by_the_same_bytes(to, tmp_path):
 
 
 def refused(match: str, folder: Path, net, name, to="torch", out=None, **arguments):
-    """An error that says so, not a byte changed on disk, the random numbers as they were."""
+    """Check that export raises, changes nothing on disk, and keeps the random numbers."""
     before, random = (contents(folder), sorted(folder.rglob("*"))), torch.get_rng_state()
     with pytest.raises(CovNormError, match=match):
         export(net, name, folder if out is None else out, to, **arguments)

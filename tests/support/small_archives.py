@@ -1,4 +1,4 @@
-"""Archives in the layouts of the packages that the benchmarks read, small and full of colours."""
+"""Small archives in the layouts of the packages that the benchmarks read."""
 
 import gzip
 import hashlib
@@ -120,7 +120,7 @@ def sketches(rng):
 
 
 def drawings(rng):
-    """20 a folder, 8 in "tools"; besides, what is to be left out."""
+    """20 per folder, 8 in "tools", and files that must be left out."""
     files = {}
     for label, folder in enumerate(CLASSES["drawings"]):
         for i in range(8 if folder == "tools" else 20):
@@ -162,6 +162,6 @@ PACKS = {"solar": zipped}  # its package is a wheel
 
 
 def place_small(monkeypatch, name, seed=0):
-    """The domain's own layout, filled with a few images."""
+    """Place an archive in the domain's layout with a few images."""
     files = MAKERS[name](np.random.default_rng(seed))
     return place(monkeypatch, name, files, PACKS.get(name, tgz))

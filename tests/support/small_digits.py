@@ -32,7 +32,7 @@ def backbone(dropout: float = 0.0, widths: tuple[int, int] = (6, 8)) -> nn.Modul
 
 
 def network(dropout: float = 0.0, adapter: str = "residual") -> cn.MultiDomainNetwork:
-    """With a domain to train, "digits", and one that must stay as it is, "other"."""
+    """A network with a domain to train, "digits", and one that must not change, "other"."""
     net = cn.MultiDomainNetwork(backbone(dropout))
     torch.manual_seed(1)
     net.add_domain("digits", classes=10, adapter=adapter)
@@ -52,7 +52,7 @@ def batches(n: int = 60, size: int = 20, start: int = 0) -> Batches:
 
 
 def trained() -> tuple[cn.MultiDomainNetwork, Batches]:
-    """A network with a domain "ra", residual adapters that know the digits, and these."""
+    """A network with a domain "ra" whose residual adapters are trained, and its data."""
     net, data = cn.MultiDomainNetwork(backbone()), batches(200, 20)
     cn.adapt(net, "ra", data, data[:3], method="ra", epochs=6, lr=0.02, classes=10)
     return net, data

@@ -30,7 +30,7 @@ def _trained() -> dict[str, torch.Tensor]:
 
 
 def network(*names: str) -> cn.MultiDomainNetwork:
-    """With domains of these names, each with the same trained residual adapters."""
+    """A network with these domains, each with the same trained residual adapters."""
     net = cn.MultiDomainNetwork(backbone()).eval()
     for name in names or ("ra",):
         net.add_domain(name, classes=10)
@@ -39,7 +39,7 @@ def network(*names: str) -> cn.MultiDomainNetwork:
 
 
 def widen_(domain: cn.Domain, factor: float = 1024.0) -> None:
-    """The same function with outliers: an input of each A so much smaller, its column larger."""
+    """Add outliers, but keep the function: scale one input of each A down and its column up."""
     with torch.no_grad():
         for _, adapter in domain.adapters.items():
             adapter.B1.weight[0] /= factor

@@ -55,7 +55,7 @@ def test_fit_is_a_hand_written_loop_to_the_bit(optimizer, clip):
 
 
 def watched(seen: list):
-    """A maker of SGD that notes the rates of each step."""
+    """Return a function that makes an SGD which records the rates of each step."""
 
     def make(groups):
         optimizer = torch.optim.SGD(groups, lr=0.1)
@@ -75,7 +75,7 @@ def test_the_schedule_sets_the_rate_of_every_step_and_group():
 
 
 def test_plateau_divides_the_rate_when_the_training_loss_stays():
-    """And not when the validation's does: here it falls and falls."""
+    """The validation loss does not matter: here it keeps falling."""
     seen: list = []
     plateau = {"optimizer": watched(seen), "schedule": "plateau", "patience": 1, "epochs": 7}
 
@@ -222,7 +222,7 @@ def test_the_best_validation_epochs_state_is_kept(good):
 
 
 def scripted_fit(values, **arguments):
-    """The validation's loss is one of these after the other."""
+    """The validation losses are these values in order."""
     (net, data), left = regression(20), iter(values)
 
     def criterion(out, labels):

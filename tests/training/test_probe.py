@@ -1,4 +1,4 @@
-"""The linear head on bare features, and the answers of a domain to images."""
+"""The linear head on the backbone's features, and predictions of a domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a stage trains: settings are checked, rates are those of the literature, to the number."""
+"""Training settings: checks, schedules, and the exact rates of the literature."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Halving:
 
 @pytest.mark.parametrize("function", [functools.partial(halve), Halving()], ids=["partial", "own"])
 def test_a_functions_record_is_the_same_in_every_process(function):
-    """An address of memory in it would refuse the snapshot of a killed run."""
+    """With a memory address in it, the snapshot of a killed run would not match."""
     assert " at 0x" not in str(Training(schedule=function).record()["schedule"])
 
 

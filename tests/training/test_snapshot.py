@@ -1,4 +1,4 @@
-"""What was interrupted goes on to the same bits; what is damaged or of another run is refused."""
+"""Interrupted training resumes to the same bits; damaged or foreign snapshots are errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import torch_covnorm as cn
 from torch_covnorm import CovNormError
 from torch_covnorm.stats.moments import Moments
-from torch_covnorm.training import loop
+from torch_covnorm.training.fit import Loop
 from torch_covnorm.training.snapshot import (
     RECORD,
     Snapshot,
@@ -223,7 +223,7 @@ class Interrupted(Exception):
 
 
 def run(folder=None, stop=None, workers=0, generator=None, **changes):
-    """Shuffling, augmentation, dropout and a rate of the head's own; `stop`: steps till the end."""
+    """Train with shuffling, augmentation, dropout and head_lr; interrupt after `stop` steps."""
     net, count = network(dropout=0.3), iter(range(10**6))
     g = None if generator is None else torch.Generator().manual_seed(generator)
     loader = DataLoader(
@@ -307,13 +307,13 @@ def test_without_a_due_snapshot_the_epoch_is_done_again_to_the_same_bits(tmp_pat
 
 @pytest.mark.parametrize("forgotten", ["optimizer", "step", "epoch", "best_state", "domain"])
 def test_a_resume_that_forgets_a_part_differs(forgotten, tmp_path, monkeypatch):
-    """Control: the test above would notice."""
+    """Control: the tests above would notice."""
     case = {"optimizer": "adam", "schedule": "one-cycle", "lr": 0.3}
     whole, done, _ = run(**case)
     assert done.best < 2, "the best epoch must lie before the interruption"
     with pytest.raises(Interrupted):
         run(tmp_path, 9, **case)
-    right = loop.Loop.load_state_dict
+    right = Loop.load_state_dict
 
     def forget(self, saved):
         fresh = {
@@ -325,7 +325,7 @@ def test_a_resume_that_forgets_a_part_differs(forgotten, tmp_path, monkeypatch):
         fresh["domain"] = {k: t.clone() for k, t in self.state_dict()["domain"].items()}
         right(self, saved | {forgotten: fresh[forgotten]})
 
-    monkeypatch.setattr(loop.Loop, "load_state_dict", forget)
+    monkeypatch.setattr(Loop, "load_state_dict", forget)
     net, again, _ = run(tmp_path, **case)
     assert not same(state(net), state(whole)) or facts(again) != facts(done)
 

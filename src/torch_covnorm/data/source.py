@@ -88,21 +88,12 @@ def read_source(path: str | os.PathLike[str], *, seed: int = 0) -> Source:
             raise CovNormError(f"no images to train with{why}. {ACCEPTED}")
         classes = tuple(c for c in listed if c in train)
         for name in classes:
-            if not _is_text(name):
+            if name.encode(errors="ignore").decode() != name:  # undecodable bytes of a file name
                 raise CovNormError(f"class {name!r}: its name is not valid text. Rename it.")
         if empty := [c for c in listed if c not in train]:
             notes.append(f"left out, without training images: class {first_few(empty)}")
         splits = complete(labelled(parts, classes), seed)
     return Source(path, format_, classes, splits, tuple(notes))
-
-
-def _is_text(name: str) -> bool:
-    """Return whether a file name is valid text, not undecodable bytes."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 # ── folders ─────────────────────────────────────────────────────────────────────────────────────

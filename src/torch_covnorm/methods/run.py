@@ -28,8 +28,7 @@ from ..network.network import MultiDomainNetwork
 from ..stats.moments import Moments
 from ..training.batches import images_of
 from ..training.evaluation import evaluate
-from ..training.fit import fit
-from ..training.loop import Penalty
+from ..training.fit import Penalty, fit
 from ..training.progress import Progress, Report, WatchedLoader
 from ..training.schedules import Training
 from ..training.seeds import seed_all, seed_loader
