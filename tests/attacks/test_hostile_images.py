@@ -22,7 +22,7 @@ from torch_covnorm import CovNormError
 from torch_covnorm.data import decode, load_image, read_image, read_source
 from torch_covnorm.data.image_files import MAX_PIXELS, image_size
 
-# ── unusual images ─────────────────────────────────────────────────────────────────────────────────
+# ── unusual images ────────────────────────────────────────────────────────────────────────────────
 
 COLOURS = np.array([[[200, 30, 40], [20, 180, 60]], [[10, 20, 220], [250, 250, 250]]], np.uint8)
 GREYS = np.array([[0, 80], [170, 255]], np.uint8)
