@@ -111,6 +111,8 @@ def _timm(name: str, weights: str | os.PathLike[str] | None) -> nn.Module:
     try:
         net = timm.create_model(name, pretrained=weights is None)
     except Exception as error:
+        if weights is not None:  # not a matter of weights
+            raise
         raise CovNormError(
             f"no timm weights for {name!r} ({error}). Pass weights=FILE or weights='random'."
         ) from error
