@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.decode import load_image
+from ..data.image_files import load_image
 from ..data.loader import as_input
 from ..errors import CovNormError
 from ..network.network import MultiDomainNetwork

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 from ..errors import CovNormError
 from ..records import blame
-from ..training.snapshot import Snapshot
+from ..training.snapshot import Snapshot, SnapshotMismatch
 from .lock import locked
 
 
@@ -48,8 +47,9 @@ def unfinished(work: Path, settings: dict[str, Any]) -> Snapshot:
     try:
         known = job.load()
     except CovNormError as error:
-        differs = re.search(r"was made with ([\w ]+)=", str(error))
-        reason = f"with other settings or images ({differs[1]})" if differs else f"damaged: {error}"
+        reason = f"damaged: {error}"
+        if isinstance(error, SnapshotMismatch):
+            reason = f"with other settings or images ({error.key})"
         raise CovNormError(
             f"{work}: unfinished work is there, {reason}: give the same command as then to go on, "
             "or --fresh to begin anew"
