@@ -191,7 +191,7 @@ def test_a_name_that_is_none_is_refused_before_anything_is_written(ecology):
 def test_a_domain_that_is_there_already_is_refused_and_stays(ecology):
     small.put(ecology, "flowers")
     before = small.files(ecology.folder)
-    with pytest.raises(cn.CovNormError, match=r"'flowers' is there already.*remove.*replace"):
+    with pytest.raises(cn.CovNormError, match=r"'flowers' exists already.*remove.*replace"):
         small.put(ecology, "flowers", seed=1)
     assert small.files(ecology.folder) == before
 
@@ -209,7 +209,7 @@ def test_kept_parts_stay_where_a_change_does_not_give_them(ecology):
     with_all_parts(ecology)
     blobs = ecology.entry("flowers").blobs
     net = small.network("flowers", seed=1)
-    ecology.put(net, {"flowers": Details(small.facts(3.0), keep=True)}, replace=True)
+    ecology.put(net, {"flowers": Details(small.facts(3.0), keep_rest=True)}, replace=True)
     now = ecology.entry("flowers").blobs
     assert {k for k in blobs if now[k] == blobs[k]} == {
         "record",  # says nothing of numbers

@@ -100,7 +100,7 @@ def add_again(folder, whole):
     steps = []
     there = "digits" in Ecology(folder).domains
     if there:
-        with pytest.raises(cn.CovNormError, match="'digits' is there already"):
+        with pytest.raises(cn.CovNormError, match="'digits' exists already"):
             adder.add_digits(folder, Reporter())
     adder.add_digits(folder, Reporter(training=steps.append), replace=there)
     ecology = Ecology(folder)

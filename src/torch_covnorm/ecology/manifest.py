@@ -1,4 +1,4 @@
-"""The manifest of an ecology: which blobs count, and enough of every domain for a list."""
+"""The manifest of an ecology: the blobs in use, and enough about every domain for a list."""
 
 from __future__ import annotations
 
@@ -16,17 +16,23 @@ FORMAT = "torch-covnorm ecology"
 MANIFEST = "ecology.json"
 BACKBONE = {"name", "class", "weights", "fingerprint", "parameters", "bytes", "preprocessing"}
 NEEDED = {"record", "tensors", "details"}
-RECORDS = ("record", "details", "trained.record")  # the others are tensors
+RECORDS = ("record", "details", "trained.record")  # the other parts are tensors
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A domain as the manifest has it: enough for a list, and the names of its blobs.
+    """A domain in the manifest.
 
-    parameters: of its adapters, as the paper counts. bytes: what a device needs to have it, its
-    tensors and their record. blobs: "record" and "tensors" (the domain), "details" (method,
-    settings, results, history); where there are any, "trained.record" and "trained.tensors" (it
-    with its full A's), "moments" (of A's input) and "examples".
+    method: the name of the method that made it.
+    classes: the number of classes; None for a feature extractor.
+    accuracy: in percent, on the held-out split; None if it was not measured.
+    parameters: of the adapters, as the paper counts them.
+    total: all parameters of the domain, norms and head included.
+    bytes: the size of "record" and "tensors", which is all that a device needs.
+    basis: the name of the shared basis, if any.
+    blobs: {part: blob name}. Every domain has "record" and "tensors" (the domain itself) and
+        "details" (method, settings, source, results, history). Some have "trained.record" and
+        "trained.tensors" (the domain with its full A's), "moments" (of A's input) and "examples".
     """
 
     method: str
@@ -40,7 +46,7 @@ class Entry:
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
-    """``{"backbone", "domains": {name: entry}, "bases": {name: blobs}}``, all of it checked."""
+    """Return ``{"backbone", "domains": {name: entry}, "bases": {name: blobs}}``, all checked."""
     manifest = read(file, FORMAT)
     with blame(file):
         _check(manifest)
@@ -54,7 +60,7 @@ def write_manifest(file: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def references(manifest: Mapping[str, Any]) -> Iterable[str]:
-    """The blobs that a manifest names."""
+    """Yield the names of the blobs that a manifest uses."""
     if manifest["backbone"]["weights"] is not None:
         yield manifest["backbone"]["weights"]
     for basis in manifest["bases"].values():
@@ -64,34 +70,35 @@ def references(manifest: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _check(manifest: dict[str, Any]) -> None:
-    """Refuse what is no manifest, though its checksum fits: nothing in it is used before this."""
+    """Refuse a malformed manifest even if its checksum fits: someone may have forged it."""
     backbone, domains, bases = (manifest[key] for key in ("backbone", "domains", "bases"))
     if missing := BACKBONE - set(backbone):
-        raise CovNormError(f"says nothing of the backbone's {', '.join(sorted(missing))}")
+        raise CovNormError(f"the backbone lacks the keys {', '.join(sorted(missing))}")
     if backbone["weights"] is not None:
         _check_blob(backbone["weights"], "safetensors")
     for name, blobs in bases.items():
         check_name(name)
-        _check_blobs(name, blobs, {"record", "tensors"})
+        _check_blobs(f"basis {name!r}", blobs, {"record", "tensors"})
     keys = {field.name for field in fields(Entry)}
     for name, entry in domains.items():
         check_name(name)
         if set(entry) != keys:
-            raise CovNormError(f"domain {name!r}: {', '.join(sorted(set(entry) ^ keys))}")
-        _check_blobs(name, entry["blobs"], NEEDED)
+            wrong = ", ".join(sorted(set(entry) ^ keys))
+            raise CovNormError(f"domain {name!r}: missing or unknown keys: {wrong}")
+        _check_blobs(f"domain {name!r}", entry["blobs"], NEEDED)
         if ("trained.record" in entry["blobs"]) != ("trained.tensors" in entry["blobs"]):
-            raise CovNormError(f"domain {name!r}: has half of a trained part")
+            raise CovNormError(f"domain {name!r}: needs both trained.record and trained.tensors")
         if entry["basis"] is not None and entry["basis"] not in bases:
-            raise CovNormError(f"domain {name!r}: shares a basis that is not there")
+            raise CovNormError(f"domain {name!r}: its basis {entry['basis']!r} is missing")
 
 
-def _check_blobs(name: str, blobs: dict[str, str], needed: set[str]) -> None:
+def _check_blobs(owner: str, blobs: dict[str, str], needed: set[str]) -> None:
     if missing := needed - set(blobs):
-        raise CovNormError(f"{name!r} has no {', '.join(sorted(missing))}")
+        raise CovNormError(f"{owner}: the blobs {', '.join(sorted(missing))} are missing")
     for part, blob in blobs.items():
         _check_blob(blob, "json" if part in RECORDS else "safetensors")
 
 
 def _check_blob(blob: str, ending: str) -> None:
-    if not isinstance(blob, str) or not (found := BLOB.fullmatch(blob)) or found[2] != ending:
-        raise CovNormError(f"{blob!r} is no name of a blob ending in .{ending}")
+    if not isinstance(blob, str) or not (match := BLOB.fullmatch(blob)) or match[2] != ending:
+        raise CovNormError(f"{blob!r} is not the name of a .{ending} blob")

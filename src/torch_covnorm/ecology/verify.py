@@ -1,4 +1,4 @@
-"""`verify`: whether every byte of an ecology is as it was written."""
+"""`verify`: check that every byte of an ecology is as it was written."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def verify(
     backbone: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
-    """What is wrong with an ecology, a sentence each that names the file; empty: nothing.
+    """Return the problems of an ecology, one sentence each with the file's name; [] if none.
 
-    Checksums of all blobs, the records inside, that domains belong to this backbone and find their
-    basis. `backbone`: load it too and compare its fingerprint.
+    Checks the checksums of all blobs, the records in them, that every domain belongs to this
+    backbone and finds its basis and, with `backbone`, the backbone's own fingerprint.
     """
     try:
         ecology = Ecology(folder)
@@ -31,25 +31,25 @@ def verify(
         return [str(error)]
     problems: list[tuple[str | None, str]] = []
     if backbone and ecology.backbone["name"] is not None:
-        problems += [(None, p) for p in _told(ecology.network)]
+        problems += [(None, p) for p in _problems(ecology.network)]
     fingerprints: dict[str, str] = {}
     for name, blobs in bases.items():
         for part, blob in blobs.items():
-            found = _told(partial(_check, ecology, part, blob, fingerprints, name))
+            found = _problems(partial(_check, ecology, part, blob, fingerprints, name))
             problems += [(blob, f"basis {name!r}, {part}: {p}") for p in found]
     for i, (name, entry) in enumerate(domains.items(), 1):
         for part, blob in entry.blobs.items():
-            found = _told(partial(_check, ecology, part, blob, fingerprints))
+            found = _problems(partial(_check, ecology, part, blob, fingerprints))
             problems += [(blob, f"domain {name!r}, {part}: {p}") for p in found]
         if progress is not None:
             progress(i, len(domains))
     if not problems:
         return []
-    still = {None, *references(read_manifest(ecology.file))}  # others may have removed some
-    return [text for blob, text in problems if blob in still]
+    used = {None, *references(read_manifest(ecology.file))}  # others may have removed some since
+    return [text for blob, text in problems if blob in used]
 
 
-def _told(check: Callable[[], object]) -> list[str]:
+def _problems(check: Callable[[], object]) -> list[str]:
     try:
         check()
     except CovNormError as error:
@@ -60,7 +60,7 @@ def _told(check: Callable[[], object]) -> list[str]:
 def _check(
     ecology: Ecology, part: str, blob: str, fingerprints: dict[str, str], basis: str | None = None
 ) -> None:
-    """One blob: of a domain, or of a basis by its name, whose fingerprint is noted."""
+    """Check one blob of a domain or, with `basis`, of that basis, and note its fingerprint."""
     if part not in RECORDS:
         ecology.blobs.read_tensors(blob)
         return
@@ -76,4 +76,4 @@ def _check(
         elif record["basis"] is not None:
             shared = record["basis"]["name"]
             if fingerprints.get(shared) != record["basis"]["fingerprint"]:
-                raise CovNormError(f"its basis {shared!r} is damaged, missing or another")
+                raise CovNormError(f"its basis {shared!r} is damaged, missing or a different one")
