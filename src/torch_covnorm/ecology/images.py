@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..data.decode import Decoded, decode
 from ..data.source import Source, read_source
@@ -15,26 +16,15 @@ from .store import Ecology
 
 
 def decode_for(
-    ecology: Ecology,
-    source: Source,
-    size: int | None = None,
-    fit: str = "squash",
-    *,
-    strict: bool = False,
-    limit: float = 0.05,
-    progress: Callable[[int, int], None] | None = None,
+    ecology: Ecology, source: Source, size: int | None = None, fit: str = "squash", **options: Any
 ) -> Decoded:
-    """Decode the images of a source for the ecology's backbone, at most at the backbone's size."""
-    return decode(
-        source,
-        size,
-        fit,
-        size_limit=ecology.backbone["preprocessing"]["size"],
-        cache=ecology.folder / "cache",
-        strict=strict,
-        limit=limit,
-        progress=progress,
-    )
+    """Decode a source for the ecology's backbone, at most at the backbone's size.
+
+    options: `strict`, `limit` and `progress` of `decode`.
+    """
+    limit = ecology.backbone["preprocessing"]["size"]
+    cache = ecology.folder / "cache"
+    return decode(source, size, fit, size_limit=limit, cache=cache, **options)
 
 
 def images_of(

@@ -330,31 +330,23 @@ class Ecology:
 
     def _fingerprint(self, manifest: Mapping[str, Any], basis: str) -> str | None:
         """Return the fingerprint of a stored basis; None if none can be read."""
-        if basis not in manifest["bases"]:
-            return None
-        try:
+        with contextlib.suppress(CovNormError, KeyError):
             record = self.blobs.read_record(manifest["bases"][basis]["record"], basis_files.FORMAT)
-        except CovNormError:
-            return None
-        return str(record.get("fingerprint"))
+            return str(record["fingerprint"])
+        return None
 
     def _rows_seen(self, manifest: Mapping[str, Any], basis: str) -> int:
         """Return the rows of features that a stored basis was made from; -1 if unreadable."""
-        blobs = manifest["bases"][basis]
-        try:
-            tensors = self.blobs.read_tensors(blobs["moments"]) if "moments" in blobs else {}
-        except CovNormError:
-            return -1
-        return max((int(n) for key, n in tensors.items() if key.endswith("/x/n")), default=0)
+        blob = manifest["bases"][basis].get("moments")
+        with contextlib.suppress(CovNormError):
+            tensors = {} if blob is None else self.blobs.read_tensors(blob)
+            return max((int(n) for key, n in tensors.items() if key.endswith("/x/n")), default=0)
+        return -1
 
     def _check_users(self, manifest: Mapping[str, Any], basis: str, names: Container[str]) -> None:
         """Refuse to change a basis without changing all of its domains."""
-        others = [
-            name
-            for name, entry in manifest["domains"].items()
-            if entry["basis"] == basis and name not in names
-        ]
-        if others:
+        users = [n for n, entry in manifest["domains"].items() if entry["basis"] == basis]
+        if others := [name for name in users if name not in names]:
             raise CovNormError(
                 f"{self.folder}: basis {basis!r} is shared by {', '.join(others[:4])}, which "
                 "this change leaves out: join them together, or choose another --basis"

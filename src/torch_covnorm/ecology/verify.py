@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 
 from ..errors import CovNormError
 from ..network import basis as basis_files
@@ -31,30 +30,25 @@ def verify(
         return [str(error)]
     problems: list[tuple[str | None, str]] = []
     if backbone and ecology.backbone["name"] is not None:
-        problems += [(None, p) for p in _problems(ecology.network)]
+        try:
+            ecology.network()
+        except CovNormError as error:
+            problems.append((None, str(error)))
     fingerprints: dict[str, str] = {}
-    for name, blobs in bases.items():
+    owners = [("basis", name, blobs) for name, blobs in bases.items()]
+    owners += [("domain", name, entry.blobs) for name, entry in domains.items()]
+    for i, (owner, name, blobs) in enumerate(owners, 1):
         for part, blob in blobs.items():
-            found = _problems(partial(_check, ecology, part, blob, fingerprints, name))
-            problems += [(blob, f"basis {name!r}, {part}: {p}") for p in found]
-    for i, (name, entry) in enumerate(domains.items(), 1):
-        for part, blob in entry.blobs.items():
-            found = _problems(partial(_check, ecology, part, blob, fingerprints))
-            problems += [(blob, f"domain {name!r}, {part}: {p}") for p in found]
+            try:
+                _check(ecology, part, blob, fingerprints, name if owner == "basis" else None)
+            except CovNormError as error:
+                problems.append((blob, f"{owner} {name!r}, {part}: {error}"))
         if progress is not None:
-            progress(i, len(domains))
+            progress(i, len(owners))
     if not problems:
         return []
     used = {None, *references(read_manifest(ecology.file))}  # others may have removed some since
     return [text for blob, text in problems if blob in used]
-
-
-def _problems(check: Callable[[], object]) -> list[str]:
-    try:
-        check()
-    except CovNormError as error:
-        return [str(error)]
-    return []
 
 
 def _check(
