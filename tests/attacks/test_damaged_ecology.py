@@ -12,7 +12,7 @@ from command import covnorm
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, blobs, verify
-from torch_covnorm.ecology.manifest import MANIFEST, references
+from torch_covnorm.ecology.manifest import MANIFEST, Manifest
 
 # ── damage ────────────────────────────────────────────────────────────────────────────────────
 
@@ -61,7 +61,7 @@ def test_the_store_that_is_damaged_below_has_blobs_of_every_kind(made):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_each_damaged_blob_is_found_and_named_and_costs_no_other_domain(house, whole, damage):
-    named = sorted(set(references(house._manifest())))
+    named = sorted(Manifest.read(house.file).references())
     assert len(named) > 20
     for blob in named:
         file = house.blobs.path(blob)
@@ -81,7 +81,7 @@ def test_each_damaged_blob_is_found_and_named_and_costs_no_other_domain(house, w
 
 
 def test_all_damaged_blobs_at_once_are_all_found(house):
-    named = sorted(set(references(house._manifest())))
+    named = sorted(Manifest.read(house.file).references())
     for blob in named:
         DAMAGE["flipped"](house.blobs.path(blob))
     problems = "\n".join(verify(house.folder))

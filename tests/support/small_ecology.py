@@ -23,7 +23,7 @@ from torch_covnorm.data.decode import Decoded, Images
 from torch_covnorm.ecology import Details, Ecology
 from torch_covnorm.ecology.add import How, add
 from torch_covnorm.ecology.join import METHOD, join
-from torch_covnorm.ecology.manifest import FORMAT, MANIFEST, references
+from torch_covnorm.ecology.manifest import FORMAT, MANIFEST, Manifest
 from torch_covnorm.training.progress import Reporter
 
 CLASSES = tuple("0123456789")
@@ -164,7 +164,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def assert_tidy(folder: Path) -> None:
     """Every blob is named, and every named one there."""
-    named = set(references(records.read(folder / MANIFEST, FORMAT)))
+    named = Manifest.read(folder / MANIFEST).references()
     assert {f.name for f in (folder / "blobs").iterdir()} == named
 
 

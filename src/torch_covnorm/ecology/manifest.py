@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Container
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,51 +45,61 @@ class Entry:
     blobs: dict[str, str]
 
 
-def read_manifest(file: Path) -> dict[str, Any]:
-    """Return ``{"backbone", "domains": {name: entry}, "bases": {name: blobs}}``, all checked."""
-    manifest = read(file, FORMAT)
-    with blame(file):
-        _check(manifest)
-    return {key: manifest[key] for key in ("backbone", "domains", "bases")}
+@dataclass(frozen=True)
+class Manifest:
+    """The whole manifest: the backbone's description, domains by name, blobs of bases by name."""
+
+    backbone: dict[str, Any]
+    domains: dict[str, Entry] = field(default_factory=dict)
+    bases: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, file: Path) -> Manifest:
+        """Read and check a manifest. Its checksum may fit although someone has forged it."""
+        record = read(file, FORMAT)
+        with blame(file):
+            _check_backbone(record["backbone"])
+            for name, blobs in record["bases"].items():
+                check_name(name)
+                _check_blobs(f"basis {name!r}", blobs, {"record", "tensors"})
+            for name, entry in record["domains"].items():
+                check_name(name)
+                _check_entry(f"domain {name!r}", entry, record["bases"])
+            domains = {name: Entry(**entry) for name, entry in record["domains"].items()}
+            return cls(record["backbone"], domains, record["bases"])
+
+    def write(self, file: Path) -> None:
+        """Replace the manifest, whole or not at all."""
+        record = {**vars(self), "domains": {n: vars(entry) for n, entry in self.domains.items()}}
+        with blame(file):
+            write_file(file, sealed(FORMAT, record, indent=None))
+
+    def copy(self) -> Manifest:
+        """Return a copy whose domains and bases can be changed."""
+        return Manifest(self.backbone, dict(self.domains), dict(self.bases))
+
+    def references(self) -> set[str]:
+        """Return the names of all blobs in use."""
+        owners = [*self.bases.values(), *(entry.blobs for entry in self.domains.values())]
+        weights = {self.backbone["weights"]} - {None}
+        return weights.union(*(blobs.values() for blobs in owners))
 
 
-def write_manifest(file: Path, manifest: Mapping[str, Any]) -> None:
-    """Replace the manifest, whole or not at all."""
-    with blame(file):
-        write_file(file, sealed(FORMAT, dict(manifest), indent=None))
-
-
-def references(manifest: Mapping[str, Any]) -> Iterable[str]:
-    """Yield the names of the blobs that a manifest uses."""
-    if manifest["backbone"]["weights"] is not None:
-        yield manifest["backbone"]["weights"]
-    for basis in manifest["bases"].values():
-        yield from basis.values()
-    for entry in manifest["domains"].values():
-        yield from entry["blobs"].values()
-
-
-def _check(manifest: dict[str, Any]) -> None:
-    """Refuse a malformed manifest even if its checksum fits: someone may have forged it."""
-    backbone, domains, bases = (manifest[key] for key in ("backbone", "domains", "bases"))
+def _check_backbone(backbone: dict[str, Any]) -> None:
     if missing := BACKBONE - set(backbone):
         raise CovNormError(f"the backbone lacks the keys {', '.join(sorted(missing))}")
     if backbone["weights"] is not None:
         _check_blob(backbone["weights"], "safetensors")
-    for name, blobs in bases.items():
-        check_name(name)
-        _check_blobs(f"basis {name!r}", blobs, {"record", "tensors"})
-    keys = {field.name for field in fields(Entry)}
-    for name, entry in domains.items():
-        check_name(name)
-        if set(entry) != keys:
-            wrong = ", ".join(sorted(set(entry) ^ keys))
-            raise CovNormError(f"domain {name!r}: missing or unknown keys: {wrong}")
-        _check_blobs(f"domain {name!r}", entry["blobs"], NEEDED)
-        if ("trained.record" in entry["blobs"]) != ("trained.tensors" in entry["blobs"]):
-            raise CovNormError(f"domain {name!r}: needs both trained.record and trained.tensors")
-        if entry["basis"] is not None and entry["basis"] not in bases:
-            raise CovNormError(f"domain {name!r}: its basis {entry['basis']!r} is missing")
+
+
+def _check_entry(owner: str, entry: dict[str, Any], bases: Container[str]) -> None:
+    if wrong := set(entry) ^ {field.name for field in fields(Entry)}:
+        raise CovNormError(f"{owner}: missing or unknown keys: {', '.join(sorted(wrong))}")
+    _check_blobs(owner, entry["blobs"], NEEDED)
+    if ("trained.record" in entry["blobs"]) != ("trained.tensors" in entry["blobs"]):
+        raise CovNormError(f"{owner}: needs both trained.record and trained.tensors")
+    if entry["basis"] is not None and entry["basis"] not in bases:
+        raise CovNormError(f"{owner}: its basis {entry['basis']!r} is missing")
 
 
 def _check_blobs(owner: str, blobs: dict[str, str], needed: set[str]) -> None:

@@ -8,10 +8,9 @@ comes after kill −9, see the store either before or after a change. See README
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +28,7 @@ from . import moments as moment_files
 from .backbone import describe, rebuild
 from .blobs import Blobs
 from .lock import locked
-from .manifest import MANIFEST, Entry, read_manifest, references, write_manifest
+from .manifest import MANIFEST, Entry, Manifest
 
 DETAILS = "torch-covnorm details"
 T = TypeVar("T")
@@ -65,7 +64,7 @@ class Ecology:
         self.folder = Path(folder)
         self.file = self.folder / MANIFEST
         self.blobs = Blobs(self.folder / "blobs")
-        self._cached: tuple[object, dict[str, Any]] | None = None
+        self._cached: tuple[object, Manifest] | None = None
         if not self.file.is_file():
             lost = self.blobs.names()
             remedy = "Restore it from a copy" if lost else f"Create one: covnorm init {self.folder}"
@@ -100,8 +99,7 @@ class Ecology:
                     f"{path / MANIFEST}: is missing, but the blobs of an ecology are there. "
                     "Restore it from a copy."
                 )
-            manifest = {"backbone": description, "domains": {}, "bases": {}}
-            write_manifest(path / MANIFEST, manifest)
+            Manifest(description).write(path / MANIFEST)
         return cls(path)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
@@ -109,12 +107,12 @@ class Ecology:
     @property
     def backbone(self) -> dict[str, Any]:
         """The backbone's name, class, fingerprint, parameters, bytes and preprocessing."""
-        return dict(self._manifest()["backbone"])
+        return dict(self._manifest().backbone)
 
     @property
     def domains(self) -> dict[str, Entry]:
         """Every domain by name, as of now. No tensor is read."""
-        return {name: Entry(**entry) for name, entry in self._manifest()["domains"].items()}
+        return dict(self._manifest().domains)
 
     @property
     def stamp(self) -> object:
@@ -124,17 +122,17 @@ class Ecology:
     @property
     def bases(self) -> dict[str, dict[str, str]]:
         """The blobs of every shared basis by name."""
-        return dict(self._manifest()["bases"])
+        return dict(self._manifest().bases)
 
     def entry(self, name: str) -> Entry:
         """Return a domain's entry in the manifest; an unknown name is an error."""
-        domains = self._manifest()["domains"]
+        domains = self._manifest().domains
         self._check_known("domain", name, domains)
-        return Entry(**domains[name])
+        return domains[name]
 
     def network(self, backbone: nn.Module | None = None) -> MultiDomainNetwork:
         """Return the backbone as a `MultiDomainNetwork` without domains, fingerprint checked."""
-        return rebuild(self._manifest()["backbone"], self.blobs, backbone)
+        return rebuild(self._manifest().backbone, self.blobs, backbone)
 
     def load(self, net: MultiDomainNetwork, name: str, trained: bool = False) -> Domain:
         """Add a domain, and the basis that it shares, to the network.
@@ -237,7 +235,7 @@ class Ecology:
         bases = {b for n in details if (b := net.domain(n).basis) is not None}
         with self._changing() as manifest:
             for name, entry in (before or {}).items():
-                if manifest["domains"].get(name) != asdict(entry):
+                if manifest.domains.get(name) != entry:
                     raise CovNormError(
                         f"{self.folder}: another process has changed domain {name!r} meanwhile: "
                         "run the same command again"
@@ -250,22 +248,22 @@ class Ecology:
                     self._check_users(manifest, basis, details)
                 elif self._rows_seen(manifest, basis) > net.basis(basis).seen:
                     continue  # the same factors; others have joined them in the store since
-                manifest["bases"][basis] = self._written_basis(net, basis)
+                manifest.bases[basis] = self._written_basis(net, basis)
             for name, kept in details.items():
-                old = manifest["domains"].get(name, {}).get("blobs", {}) if kept.keep_rest else {}
-                manifest["domains"][name] = asdict(self._written(net, name, kept, dtype, old))
+                old = manifest.domains.get(name) if kept.keep_rest else None
+                manifest.domains[name] = self._written(net, name, kept, dtype, old)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove domains, and the bases that no domain uses any more."""
         with self._changing() as manifest:
             for name in names:
-                self._check_known("domain", name, manifest["domains"])
+                self._check_known("domain", name, manifest.domains)
             for name in set(names):
-                del manifest["domains"][name]
+                del manifest.domains[name]
 
-    def check_new(self, name: str, manifest: dict[str, Any] | None = None) -> None:
+    def check_new(self, name: str, manifest: Manifest | None = None) -> None:
         """Refuse a name that is invalid or taken."""
-        if check_name(name) in (manifest or self._manifest())["domains"]:
+        if check_name(name) in (manifest or self._manifest()).domains:
             raise CovNormError(
                 f"{self.folder}: domain {name!r} exists already: remove it (covnorm remove), "
                 "replace it (--replace), or choose another name"
@@ -277,17 +275,17 @@ class Ecology:
 
     # ── internals ────────────────────────────────────────────────────────────────────────────
 
-    def _current(self) -> tuple[object, dict[str, Any]]:
+    def _current(self) -> tuple[object, Manifest]:
         """Return the manifest as it is on disk, and its stamp; read it only if it has changed."""
         with blame(self.file):
             stat = self.file.stat()
         stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         cached = self._cached  # another thread may replace it at any moment
         if cached is None or cached[0] != stamp:
-            cached = self._cached = stamp, read_manifest(self.file)
+            cached = self._cached = stamp, Manifest.read(self.file)
         return cached
 
-    def _manifest(self) -> dict[str, Any]:
+    def _manifest(self) -> Manifest:
         return self._current()[1]
 
     def _check_known(self, what: str, name: str, known: Collection[str]) -> None:
@@ -306,18 +304,19 @@ class Ecology:
                     raise
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[dict[str, Any]]:
+    def _changing(self) -> Iterator[Manifest]:
         """Yield a copy of the manifest to change; it replaces the manifest if nothing fails."""
         with locked(self.folder / ".lock"):
             self._cached = None  # read the file again: nobody else writes while the lock is held
-            manifest = copy.deepcopy(self._manifest())
+            manifest = self._manifest().copy()
             try:
                 yield manifest
-                used = {entry["basis"] for entry in manifest["domains"].values()}
-                manifest["bases"] = {n: b for n, b in manifest["bases"].items() if n in used}
-                write_manifest(self.file, manifest)
+                used = {entry.basis for entry in manifest.domains.values()}
+                for unused in set(manifest.bases) - used:
+                    del manifest.bases[unused]
+                manifest.write(self.file)
             finally:  # removes the blobs of a failed change, or those of replaced domains
-                self.blobs.sweep(set(references(self._manifest())))
+                self.blobs.sweep(self._manifest().references())
 
     def _written_basis(self, net: MultiDomainNetwork, name: str) -> dict[str, str]:
         """Its factors apart from its moments, which only joining needs."""
@@ -328,24 +327,24 @@ class Ecology:
         blobs = {part: self.blobs.write_tensors(found) for part, found in parts.items() if found}
         return {"record": self.blobs.write_record(basis_files.FORMAT, record), **blobs}
 
-    def _fingerprint(self, manifest: Mapping[str, Any], basis: str) -> str | None:
+    def _fingerprint(self, manifest: Manifest, basis: str) -> str | None:
         """Return the fingerprint of a stored basis; None if none can be read."""
         with contextlib.suppress(CovNormError, KeyError):
-            record = self.blobs.read_record(manifest["bases"][basis]["record"], basis_files.FORMAT)
+            record = self.blobs.read_record(manifest.bases[basis]["record"], basis_files.FORMAT)
             return str(record["fingerprint"])
         return None
 
-    def _rows_seen(self, manifest: Mapping[str, Any], basis: str) -> int:
+    def _rows_seen(self, manifest: Manifest, basis: str) -> int:
         """Return the rows of features that a stored basis was made from; -1 if unreadable."""
-        blob = manifest["bases"][basis].get("moments")
+        blob = manifest.bases[basis].get("moments")
         with contextlib.suppress(CovNormError):
             tensors = {} if blob is None else self.blobs.read_tensors(blob)
             return max((int(n) for key, n in tensors.items() if key.endswith("/x/n")), default=0)
         return -1
 
-    def _check_users(self, manifest: Mapping[str, Any], basis: str, names: Container[str]) -> None:
+    def _check_users(self, manifest: Manifest, basis: str, names: Container[str]) -> None:
         """Refuse to change a basis without changing all of its domains."""
-        users = [n for n, entry in manifest["domains"].items() if entry["basis"] == basis]
+        users = [n for n, entry in manifest.domains.items() if entry.basis == basis]
         if others := [name for name in users if name not in names]:
             raise CovNormError(
                 f"{self.folder}: basis {basis!r} is shared by {', '.join(others[:4])}, which "
@@ -358,12 +357,13 @@ class Ecology:
         name: str,
         kept: Details,
         dtype: torch.dtype,
-        old: Mapping[str, str],
+        old: Entry | None,
     ) -> Entry:
+        """Write a domain's blobs and return its entry; parts of `old` that are not given stay."""
         domain = net.domain(name)
         record, tensors = files.packed(net, domain, dtype)
         blobs = {
-            **old,
+            **(old.blobs if old else {}),
             "record": self.blobs.write_record(files.FORMAT, {**record, "name": name}),
             "tensors": self.blobs.write_tensors(tensors),
             "details": self.blobs.write_record(DETAILS, kept.facts),

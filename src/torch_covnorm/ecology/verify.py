@@ -9,7 +9,7 @@ from ..errors import CovNormError
 from ..network import basis as basis_files
 from ..network import files
 from ..records import blame
-from .manifest import RECORDS, read_manifest, references
+from .manifest import RECORDS, Manifest
 from .store import DETAILS, Ecology
 
 
@@ -47,7 +47,7 @@ def verify(
             progress(i, len(owners))
     if not problems:
         return []
-    used = {None, *references(read_manifest(ecology.file))}  # others may have removed some since
+    used = {None, *Manifest.read(ecology.file).references()}  # others may have removed some since
     return [text for blob, text in problems if blob in used]
 
 
