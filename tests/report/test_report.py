@@ -356,6 +356,10 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(tmp_path):
         write_report(broken, file)
     with pytest.raises(CovNormError, match="the ecology's facts: incomplete"):
         write_report({"ecology": {}}, file)
+    broken = made_up(domain())
+    del broken["domains"][0]["results"]["denominators"]["convolutions"]
+    with pytest.raises(CovNormError, match="the ecology's facts: incomplete"):
+        write_report(broken, file)
     assert file.read_bytes() == before
     assert list(file.parent.iterdir()) == [file]
     with pytest.raises(CovNormError, match=str(tmp_path)):

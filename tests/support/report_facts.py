@@ -85,7 +85,6 @@ def domain(
             "bytes": 301234,
             "dtype": "float16",
             "denominators": {"network": 4652008, "convolutions": 3284864, "ra": RA},
-            "backbone_bytes": 18608032,
             "ranks": ranks,
             "widths": sites,
             "spectra": spectra,

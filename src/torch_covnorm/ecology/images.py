@@ -44,10 +44,14 @@ def images_of(
     if path is not None:
         return read(read_source(path, seed=seed))
     if "path" not in source:
-        raise CovNormError(f"domain {name!r}: the store does not know where its images are")
+        raise CovNormError(
+            f"domain {name!r}: the store does not know where its images are: pass their folder"
+        )
     folder = Path(source["path"])
     if not folder.exists():
-        raise CovNormError(f"{folder}: the images of domain {name!r} are no longer there")
+        raise CovNormError(
+            f"{folder}: the images of domain {name!r} are no longer there: pass their new folder"
+        )
     data = read(read_source(folder, seed=seed), limit=1.0)
     if data.digest != source.get("digest", data.digest) or list(data.classes) != record["classes"]:
         raise CovNormError(

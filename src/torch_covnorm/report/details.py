@@ -37,7 +37,6 @@ PARTS = {
 # Defaults for what a record may lack.
 SOURCE: dict[str, Any] = {"path": None, "digest": None, "unreadable": 0, "duplicates": 0}
 EVENT = dict.fromkeys(("time", "what", "method", "accuracy", "parameters", "bytes"))
-EXAMPLE = dict.fromkeys(("truth", "label", "probability", "image"))
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 # Settings that are options of `covnorm add`; the others are passed by --set.
 FLAGS = ("variance", "max_drop", "epochs", "lr", "norms", "batch", "seed", "dtype")
@@ -57,10 +56,8 @@ def row_of(record: Mapping[str, Any], key: str) -> dict[str, Any]:
         "accuracy": {stage: results["accuracy"].get(stage) for stage in STAGES},
         "adapter": counts["adapter"] + counts.get("mask", 0),
         "masked": bool(counts.get("mask")),
-        "network": results["denominators"]["network"],
-        "ra": results["denominators"]["ra"],
+        "denominators": results["denominators"],
         "bytes": results["bytes"],
-        "backbone_bytes": results["backbone_bytes"],
         "basis": (record.get("basis") or {}).get("name"),
     }
 
@@ -85,7 +82,6 @@ def details_of(record: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, A
         "parts": _parts(counts),
         "total": counts["total"],
         "shared": counts.get("shared", 0),
-        "denominators": results["denominators"],
         "dtype": results["dtype"],
         "storage": results.get("storage") or {},
         "declined": bool(results.get("declined")),
@@ -230,7 +226,7 @@ def _examples(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         png = images.get(example["image"])
         link = png and f"data:image/png;base64,{base64.b64encode(png).decode()}"
         right = example["truth"] == example["label"]
-        examples.append({**EXAMPLE, **example, "right": right, "link": link})
+        examples.append({"probability": None, **example, "right": right, "link": link})
     return examples
 
 

@@ -22,7 +22,6 @@ def facts_of(ecology: Ecology) -> dict[str, Any]:
         if not complete or "images" not in facts.get("source", ()):
             left_out.append(name)
             continue
-        facts["results"]["backbone_bytes"] = backbone["bytes"]
         kept = {k: record[k] for k in ("classes", "preprocessing", "basis")}
         domains[name] = {"name": name, **kept, **facts, "images": ecology.examples(name)}
     bases = []

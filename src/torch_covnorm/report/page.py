@@ -12,6 +12,7 @@ from . import figures
 from .details import SPLITS, STAGES, details_of, row_of
 from .wording import number, percent, plural, share, shortened, size
 
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
 DETAILED = 24  # domains with a section of their own; the table lists all
 
 
@@ -36,7 +37,8 @@ def render(facts: Mapping[str, Any]) -> str:
     for record, row in zip(facts["domains"][:DETAILED], view["rows"], strict=False):
         with _blame(f"domain {record.get('name')!r}"):
             view["details"].append(details_of(record, row))
-    return environment.get_template("template.html").render(view)
+    with _blame("the ecology's facts", (*MALFORMED, jinja2.UndefinedError)):
+        return environment.get_template("template.html").render(view)
 
 
 def _unbroken(write: Callable[..., str]) -> Callable[..., str]:
@@ -45,11 +47,11 @@ def _unbroken(write: Callable[..., str]) -> Callable[..., str]:
 
 
 @contextlib.contextmanager
-def _blame(what: str) -> Iterator[None]:
+def _blame(what: str, errors: tuple[type[Exception], ...] = MALFORMED) -> Iterator[None]:
     """Blame missing or malformed values on `what`."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+    except errors as error:
         raise CovNormError(
             f"{what}: incomplete or malformed ({error!r}): run `covnorm verify`"
         ) from error
@@ -86,8 +88,8 @@ def _charts(
     listed = (f"{name} {'not measured' if p is None else f'{p:.1f}'}" for name, p in finals)
     label = f"Accuracy by domain, in percent of the images: {', '.join(listed)}"
     stages = [(_name(row), list(row["accuracy"].values())) for row in rows]
-    ra = max(rows[0]["ra"], 1)
-    bars = [(row["name"], 100 * row["adapter"] / max(row["ra"], 1), False) for row in rows]
+    ra = max(rows[0]["denominators"]["ra"], 1)
+    bars = [(row["name"], 100 * row["adapter"] / ra, False) for row in rows]
     bars += [(f"{b['name']} (basis)", 100 * b["parameters"] / ra, True) for b in bases]
     parts = ", ".join(f"{name} {part:.1f}" for name, part, _ in bars)
     return {
