@@ -18,7 +18,7 @@ from torch_covnorm.ecology.manifest import MANIFEST, Manifest
 
 
 def flipped(data):
-    """One bit, anywhere."""
+    """Flip one bit, anywhere."""
     bit = random.Random(len(data)).randrange(8 * len(data))
     return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
@@ -89,9 +89,9 @@ def test_all_damaged_blobs_at_once_are_all_found(house):
 
 
 def test_a_damaged_domain_can_be_removed_and_others_added_beside_it(house, whole):
-    own = small.blobs_of(house, "alone") - small.blobs_of(house, "digits")
-    assert len(own) > 4
-    for blob in own:
+    blobs = small.blobs_of(house, "alone") - small.blobs_of(house, "digits")
+    assert len(blobs) > 4
+    for blob in blobs:
         DAMAGE["cut"](house.blobs.path(blob))
     small.put(house, "new")
     assert small.read(house, "digits") == whole["digits"]
@@ -126,7 +126,7 @@ def test_a_failed_load_leaves_the_network_as_it_was(house):
 
 
 def assert_manifest_refused(folder, opened=None):
-    """By all who open it, by one who has it open, and by `verify`, with the file's name."""
+    """Check that opening, using an open one and `verify` all refuse it and name the file."""
     with pytest.raises(cn.CovNormError, match=MANIFEST):
         Ecology(folder)
     (problem,) = verify(folder)

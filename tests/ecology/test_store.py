@@ -1,4 +1,4 @@
-"""The store: what is put is what is read, one change at a time, and little is read for it."""
+"""The store: what is put is what is read, one change at a time."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_module_of_the_callers_is_asked_for_and_another_one_refused(ecology):
 
 @pytest.fixture(scope="module")
 def of_a_file(tmp_path_factory):
-    """An ecology of a backbone whose weights come from a file that is gone afterwards."""
+    """An ecology whose backbone's weights came from a file that is deleted afterwards."""
     import safetensors.torch
 
     folder = tmp_path_factory.mktemp("weights")
@@ -237,7 +237,7 @@ def test_put_is_all_or_nothing(ecology, fault):
     before = small.files(ecology.folder)
     with pytest.raises(cn.CovNormError):
         ecology.put(net, details)
-    assert small.files(ecology.folder) == before, "birds were good, and are not kept alone"
+    assert small.files(ecology.folder) == before, "birds were fine, but all or nothing is stored"
     assert verify(ecology.folder) == []
 
 

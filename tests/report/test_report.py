@@ -1,4 +1,4 @@
-"""The report: what its page says is what the facts say, whatever the facts are."""
+"""The report: the page says what the facts say, whatever the facts are."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Page(HTMLParser):
-    """Tags, ids, texts; and every fault of structure."""
+    """A parser that collects tags, ids, texts and every structural fault."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -101,7 +101,7 @@ def written(facts: dict, folder: Path) -> Page:
 
 @functools.cache
 def page_of(case: str) -> Page:
-    """Made once for all tests."""
+    """Render each case once for all tests."""
     with tempfile.TemporaryDirectory() as folder:
         return written(CASES[case](), Path(folder))
 
@@ -182,8 +182,8 @@ def test_the_spectrum_of_A_is_of_its_squared_singular_values():
     for site, d in (sites[0], sites[8], sites[15]):
         s = spectra_of(d)
         kx, ky, k = rank(s["x"], 0.9), rank(s["y"], 0.9), rank([a * a for a in s["A"]], 0.9)
-        said = f"{kx} of {d} directions of x, {ky} of {d} of y and {k} of {d} of A"
-        assert f"{site} 90 % of the variance takes {said}" in text
+        needs = f"{kx} of {d} directions of x, {ky} of {d} of y and {k} of {d} of A"
+        assert f"{site} 90 % of the variance takes {needs}" in text
         assert k != rank(s["A"], 0.9)  # control: plain singular values would say another number
 
 

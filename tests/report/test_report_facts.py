@@ -1,4 +1,4 @@
-"""The report of an ecology as it is stored, with what Python put into it."""
+"""The report of a stored ecology, including domains that Python code stored."""
 
 from __future__ import annotations
 

@@ -77,13 +77,13 @@ def spectra(domain: Domain, moments: Mapping[str, Moments]) -> dict[str, dict[st
 
 def sizes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> dict[str, Any]:
     """Return parameters by part, bytes, and the totals that percentages refer to."""
-    found, count = account(net, name), net.num_parameters(name)
-    parameters = {part: n for part, n in found.parameters.items() if n}
+    cost, count = account(net, name), net.num_parameters(name)
+    parameters = {part: n for part, n in cost.parameters.items() if n}
     return {
         "parameters": {"adapter": 0, **parameters, "total": count["total"]},
         "counted": count["adapter"],
         "bytes": stored_bytes(net, name, dtype),
-        "denominators": found.denominators,
+        "denominators": cost.denominators,
         "widths": {site: layer.d_out for site, layer in net.sites.items()},
     }
 

@@ -39,7 +39,7 @@ class Details:
     """What the store keeps about a domain beside the domain itself.
 
     facts: "method", "settings", "source", "results" and "history" as plain JSON; `covnorm show`
-        prints them. At least "method" and results.accuracy.final must be there.
+        prints them. "method" and results.accuracy.final are required.
     moments: {site: moments of A's input}, which joining needs.
     trained: the domain with its full A's, before compression, which joining starts from.
     examples: {key: PNG} of a few test images, for the report.
@@ -66,8 +66,10 @@ class Ecology:
         self.blobs = Blobs(self.folder / "blobs")
         self._cached: tuple[object, Manifest] | None = None
         if not self.file.is_file():
-            lost = self.blobs.names()
-            remedy = "Restore it from a copy" if lost else f"Create one: covnorm init {self.folder}"
+            lost = bool(self.blobs.names())
+            remedy = (
+                "Restore it from a copy." if lost else f"Create one: covnorm init {self.folder}"
+            )
             raise CovNormError(f"{self.file}: no ecology found. {remedy}")
         self._manifest()
 
@@ -249,9 +251,9 @@ class Ecology:
                 elif self._rows_seen(manifest, basis) > net.basis(basis).seen:
                     continue  # the same factors; others have joined them in the store since
                 manifest.bases[basis] = self._written_basis(net, basis)
-            for name, kept in details.items():
-                old = manifest.domains.get(name) if kept.keep_rest else None
-                manifest.domains[name] = self._written(net, name, kept, dtype, old)
+            for name, detail in details.items():
+                old = manifest.domains.get(name) if detail.keep_rest else None
+                manifest.domains[name] = self._written(net, name, detail, dtype, old)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove domains, and the bases that no domain uses any more."""
@@ -355,7 +357,7 @@ class Ecology:
         self,
         net: MultiDomainNetwork,
         name: str,
-        kept: Details,
+        details: Details,
         dtype: torch.dtype,
         old: Entry | None,
     ) -> Entry:
@@ -366,26 +368,26 @@ class Ecology:
             **(old.blobs if old else {}),
             "record": self.blobs.write_record(files.FORMAT, {**record, "name": name}),
             "tensors": self.blobs.write_tensors(tensors),
-            "details": self.blobs.write_record(DETAILS, kept.facts),
+            "details": self.blobs.write_record(DETAILS, details.facts),
         }
-        if kept.trained is not None:
-            record, tensors = files.packed(net, kept.trained, torch.float32)
+        if details.trained is not None:
+            record, tensors = files.packed(net, details.trained, torch.float32)
             blobs["trained.record"] = self.blobs.write_record(files.FORMAT, record)
             blobs["trained.tensors"] = self.blobs.write_tensors(tensors)
-        if kept.moments:
-            blobs["moments"] = self.blobs.write_tensors(moment_files.packed(kept.moments))
-        if kept.examples:
+        if details.moments:
+            blobs["moments"] = self.blobs.write_tensors(moment_files.packed(details.moments))
+        if details.examples:
             blobs["examples"] = self.blobs.write_tensors(
                 {
                     key: torch.frombuffer(bytearray(png), dtype=torch.uint8)
-                    for key, png in kept.examples.items()
+                    for key, png in details.examples.items()
                 }
             )
         count = domain.num_parameters()
         return Entry(
-            method=kept.facts["method"],
+            method=details.facts["method"],
             classes=None if domain.classes is None else len(domain.classes),
-            accuracy=kept.facts["results"]["accuracy"]["final"],
+            accuracy=details.facts["results"]["accuracy"]["final"],
             parameters=count["adapter"],
             total=count["total"],
             bytes=sum(self.blobs.size(blobs[part]) for part in ("record", "tensors")),
