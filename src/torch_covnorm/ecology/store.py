@@ -66,10 +66,9 @@ class Ecology:
         self.blobs = Blobs(self.folder / "blobs")
         self._cached: tuple[object, Manifest] | None = None
         if not self.file.is_file():
-            lost = bool(self.blobs.names())
-            remedy = (
-                "Restore it from a copy." if lost else f"Create one: covnorm init {self.folder}"
-            )
+            remedy = f"Create one: covnorm init {self.folder}"
+            if self.blobs.names():
+                remedy = "Restore it from a copy."
             raise CovNormError(f"{self.file}: no ecology found. {remedy}")
         self._manifest()
 
