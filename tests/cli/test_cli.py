@@ -198,7 +198,7 @@ def test_bench_tells_ratios(house):
 
 
 def test_add_again_needs_replace_and_then_keeps_the_history(house):
-    fails("add", "digits", house / "digits.npz", *QUICK, says="is there already")
+    fails("add", "digits", house / "digits.npz", *QUICK, says="exists already")
     ran = covnorm("add", "digits", house / "digits.npz", *QUICK, "--method", "bn", "--replace")
     assert ran.code == 0, ran.err
     said = covnorm("show", "digits", "--json").json
@@ -244,7 +244,7 @@ def test_the_ecology_is_found_by_option_variable_or_nearest_above(house, monkeyp
     fails("list", says="covnorm init FOLDER")
     monkeypatch.setenv("COVNORM_ECOLOGY", str(house / "house"))
     assert len(covnorm("list", "--json").json) == 2
-    fails("list", "--ecology", tmp_path, says="no ecology there")
+    fails("list", "--ecology", tmp_path, says="no ecology found")
     assert domain_names("d") == ["digits"]
 
 

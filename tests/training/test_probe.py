@@ -107,7 +107,7 @@ def test_probabilities_are_the_softmax_of_the_network(net, tmp_path):
         expected = net(as_input(x, preprocessing(net, "clipart")), domain="clipart").softmax(1)
     torch.testing.assert_close(result, expected)
     net.add_domain("other", classes=3, preprocessing={"size": 8})
-    with pytest.raises(cn.CovNormError, match="does not say size, mean and std"):
+    with pytest.raises(cn.CovNormError, match="lacks size, mean or std"):
         probabilities(net, "other", x)
 
 

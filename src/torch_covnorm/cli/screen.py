@@ -21,6 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ..report.wording import size as size
 from ..training.progress import Progress as Step
 from ..training.progress import Reporter
 
@@ -134,15 +135,6 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
     for row in rows:
         made.add_row(*(_text(cell) for cell in row))
     return made
-
-
-def size(count: float) -> str:
-    """Bytes for people: 312 kB."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit != "MB" else f"{count:.1f} MB"
-        count /= 1000
-    return f"{count:.1f} GB"
 
 
 def _text(cell: Cell) -> str:

@@ -1,4 +1,4 @@
-"""Unfinished work inside an ecology: a folder for one process, kept until the work is done."""
+"""Unfinished work in an ecology: a folder for one process at a time, kept until it is done."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .lock import locked
 
 @contextlib.contextmanager
 def workplace(folder: Path, busy: str, fresh: bool) -> Iterator[Path]:
-    """A folder of this process alone; it goes when the work is done, and stays when it is not.
+    """Yield a work folder that no other process uses; delete it only if the work succeeds.
 
-    Another process at the same work is refused with the words `busy`; `fresh` begins anew.
+    A second process at the same work gets the error message `busy`. `fresh` starts over.
     """
     with blame(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f".{folder.name}"), busy):
-        for left in folder.parent.glob(f".{folder.name}~*"):  # "~" is in no domain's name
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.parent.glob(f".{folder.name}~*"):  # no domain name contains "~"
+            shutil.rmtree(leftover, ignore_errors=True)
         if fresh:
             _clear(folder)
         yield folder
@@ -33,7 +33,7 @@ def workplace(folder: Path, busy: str, fresh: bool) -> Iterator[Path]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove a folder at once: half of it would not be what any step had left."""
+    """Delete a folder in one step, so that kill −9 cannot leave half of it to the next run."""
     if folder.exists():
         away = folder.with_name(f".{folder.name}~{secrets.token_hex(8)}")
         with blame(folder):
