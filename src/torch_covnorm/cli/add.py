@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..compress.precision import SMALLEST
 from ..data.decode import Decoded
 from ..data.images import Augment
 from ..data.source import Source, read_source
 from ..ecology import Ecology
-from ..ecology.add import How
 from ..ecology.add import add as add_domain
+from ..ecology.config import BATCH, add_config
 from ..ecology.images import decode_for, images_of
 from ..ecology.join import METHOD as JOINT
 from ..ecology.join import join as join_domains
@@ -38,10 +36,11 @@ from .summary import added, stages_table
 Epochs = Annotated[int | None, typer.Option(min=0, help="Of training A.", show_default=False)]
 Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate.", show_default=False)]
 Norms = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="Statistics of the backbone's BatchNorms: frozen, or of each batch, which needs many "
-        "images (method bn: always batch)."
+        help="Statistics of the backbone's BatchNorms: frozen (the default), or of each batch, "
+        "which needs many images (the default of method bn).",
+        show_default=False,
     ),
 ]
 Batch = Annotated[int, typer.Option(min=2, help="Images a step.")]
@@ -67,11 +66,6 @@ Variance = Annotated[
         help="Ranks: the share of variance to keep (the paper: 0.99).", show_default=False
     ),
 ]
-
-
-RULES = {"variance", "budget", "max_drop", "ranks", "preset", "M"}  # none: the default one
-MAX_DROP = 0.5  # points of validation accuracy, where no rule is given
-METRIC = "loss"  # with max_drop, where none is given: the smaller files (docs/results.md)
 
 
 def init(
@@ -131,8 +125,8 @@ def add(
     ] = None,
     epochs: Epochs = None,
     lr: Rate = None,
-    norms: Norms = "frozen",
-    batch: Batch = 32,
+    norms: Norms = None,
+    batch: Batch = BATCH,
     pixels: Annotated[
         int | None,
         typer.Option(
@@ -176,28 +170,27 @@ def add(
     set_threads(threads)
     if not replace:
         ecology.check_new(name)
-    given: dict[str, Any] = {"variance": variance, "max_drop": max_drop, "epochs": epochs, "lr": lr}
-    given["metric"] = metric
-    given["norms"] = "batch" if method == "bn" else norms
-    options = {k: v for k, v in given.items() if v is not None}
+    options = given(
+        variance=variance, max_drop=max_drop, metric=metric, epochs=epochs, lr=lr, norms=norms
+    )
     if budget is not None:
         if not 0 < budget < 1:
             raise CovNormError(f"--budget {budget}: a share of the backbone between 0 and 1")
         options["budget"] = int(budget * ecology.backbone["parameters"])
     options |= pairs(settings or [])
     augment = Augment(padding=shift, fill="reflect", flip=0.5 * flip) if flip or shift else None
-    by_default = method == "covnorm" and not RULES & set(options)
-    rule: dict[str, Any] = {"max_drop": MAX_DROP} if by_default else {}
-    if promised := "max_drop" in {**options, **rule}:
-        rule |= {"metric": METRIC} if "metric" not in options else {}
-    chosen = dtype or (SMALLEST if promised else "float16")
-    how = How(method, {**options, **rule}, batch, augment, chosen, seed)
     device = check_device(device)
     source = read_source(images, seed=seed)
+    config = add_config(
+        method,
+        options,
+        batch=batch,
+        augment=augment,
+        dtype=dtype,
+        seed=seed,
+        validation="val" in source.splits,
+    )
     _show_source(screen, source)
-    if by_default and "val" not in source.splits:
-        rule = {"variance": 0.99}
-        how = dataclasses.replace(how, options={**options, **rule}, dtype=dtype or "float16")
     with screen.reporting() as reporter:
         reporter.stage("decode", f"{_count(source):,} images, once; kept in the ecology's cache")
         data = decode_for(
@@ -208,7 +201,7 @@ def add(
             ecology,
             name,
             data,
-            how,
+            config,
             source={"path": str(images.absolute()), "seed": seed},
             replace=replace,
             fresh=fresh,
@@ -226,8 +219,8 @@ def join(
     basis: Annotated[str, typer.Option(help="The name of what they share.")] = "joint",
     epochs: Epochs = None,
     lr: Rate = None,
-    norms: Norms = "frozen",
-    batch: Batch = 32,
+    norms: Norms = None,
+    batch: Batch = BATCH,
     dtype: Dtype = "float16",
     settings: Settings = None,
     fresh: Fresh = False,
@@ -246,15 +239,15 @@ def join(
     """
     screen, ecology = Screen(json, quiet), find(where)
     set_threads(threads)
-    given = {"variance": variance, "epochs": epochs, "lr": lr, "norms": norms}
-    options = {k: v for k, v in given.items() if v is not None}
-    how = How(JOINT, {**options, "basis": basis, **pairs(settings or [])}, batch, None, dtype, seed)
+    options = given(variance=variance, epochs=epochs, lr=lr, norms=norms, basis=basis)
+    options |= pairs(settings or [])
+    config = add_config(JOINT, options, batch=batch, dtype=dtype, seed=seed)
     with screen.reporting(named=True) as reporter:
         done = join_domains(
             ecology,
             names or [],
             lambda n: images_of(ecology, n, progress=reporter.images),
-            how,
+            config,
             fresh=fresh,
             device=check_device(device),
             reporter=reporter,
@@ -272,6 +265,11 @@ def join(
         table("", columns, rows),
         f"basis {basis!r}: {shared:,} parameters, shared by {sharers} domain{'s' * (sharers > 1)}",
     )
+
+
+def given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _count(source: Source) -> int:

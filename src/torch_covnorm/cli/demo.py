@@ -16,14 +16,14 @@ from ..data import sample
 from ..data.loader import as_input
 from ..data.source import read_source
 from ..ecology import Ecology
-from ..ecology.add import How, add
+from ..ecology.add import add
+from ..ecology.config import MAX_DROP, METRIC, add_config
 from ..ecology.images import decode_for, images_of
 from ..ecology.join import METHOD as JOINT
 from ..ecology.join import join
 from ..ecology.manifest import MANIFEST
 from ..ecology.prediction import preprocessing
 from ..errors import CovNormError
-from .add import MAX_DROP, METRIC
 from .demo_smallest import smallest
 from .options import Json, Quiet, Seed, Threads, set_threads
 from .screen import Screen, size, table
@@ -165,8 +165,9 @@ def _add(screen: Screen, ecology: Ecology, name: str, seed: int, place: int) -> 
     with screen.reporting() as reporter:
         reporter.stage("decode", f"to {PIXELS} × {PIXELS} pixels, once; kept in the cache")
         data = decode_for(ecology, source, PIXELS, progress=reporter.images)
-        how = How("covnorm", options, dtype="float16", seed=seed)
-        add(ecology, name, data, how, source={"path": str(file), "seed": seed}, reporter=reporter)
+        config = add_config("covnorm", options, seed=seed)
+        where = {"path": str(file), "seed": seed}
+        add(ecology, name, data, config, source=where, reporter=reporter)
 
 
 def _join(screen: Screen, ecology: Ecology, seed: int) -> None:
@@ -175,13 +176,13 @@ def _join(screen: Screen, ecology: Ecology, seed: int) -> None:
     screen.say("\njoin: one C and W for all four; each keeps only its M, norms and head")
     options = {"variance": VARIANCE, **TRAINING}
     with screen.reporting(named=True) as reporter:
-        how = How(JOINT, options, dtype="float16", seed=seed)
+        config = add_config(JOINT, options, seed=seed)
         names = [n for n in sample.SAMPLES if n in ecology.domains]
         join(
             ecology,
             names,
             lambda n: images_of(ecology, n, progress=reporter.images),
-            how,
+            config,
             reporter=reporter,
         )
 

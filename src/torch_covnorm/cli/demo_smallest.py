@@ -7,11 +7,12 @@ from typing import Any
 
 from ..data.loader import Batches
 from ..ecology import Ecology
+from ..ecology.config import MAX_DROP, METRIC
 from ..ecology.images import images_of
 from ..ecology.prediction import preprocessing
-from ..methods.adapt import Adapted, adapt
+from ..methods.adapt import adapt
+from ..methods.result import Adapted
 from ..records import write_file
-from .add import MAX_DROP, METRIC
 from .screen import Screen
 
 
