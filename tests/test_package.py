@@ -227,9 +227,10 @@ def missing_in_map(page: str) -> list[str]:
         except AttributeError:
             missing.append(name)
             continue
-        if isinstance(found, type | types.FunctionType):
-            if not f"torch_covnorm.{name}".startswith(f"{found.__module__}."):
-                missing.append(f"{name}: is in {found.__module__}")
+        place = getattr(found, "__module__", "")
+        of_ours = isinstance(found, type | types.FunctionType)
+        if of_ours and not f"torch_covnorm.{name}".startswith(f"{place}."):
+            missing.append(f"{name}: is in {place}")
     known = {part for name in dotted for part in name.split(".")}
     known |= set(re.findall(r"\w+", (SOURCE / "__init__.py").read_text()))
     words = re.findall(r"`([A-Z][a-z]\w*[A-Z]\w*|\w+_|\w+(?=\(…))(?:\([^`]*\))?`", page)
