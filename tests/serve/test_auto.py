@@ -1,4 +1,4 @@
-"""`auto`: the server names the domain, by the statistics that every domain keeps."""
+"""`auto`: the server guesses the domain from the statistics that every domain stores."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_answer_is_that_of_the_domain_it_named(server: Server):
         assert asked.json["confidence"] is None
         listed = guessed.json["candidates"]
         assert listed[0]["domain"] == guessed.json["domain"]
-        assert {row["domain"] for row in listed} == set(SAMPLES)  # the others keep none
+        assert {row["domain"] for row in listed} == set(SAMPLES)  # the others have no statistics
 
 
 def test_it_says_so_when_none_fits(server: Server):
@@ -81,7 +81,7 @@ def test_a_new_domain_is_learned_and_a_removed_one_forgotten(writable: SimpleNam
 
 
 def test_a_domain_that_comes_back_with_statistics_is_learned(writable: SimpleNamespace):
-    """It was known as one that keeps none."""
+    """Before, it was known as a domain without statistics."""
     server, ecology = writable.server, writable.ecology
     image = houses.picture("digits", 2)
     houses.put(ecology, "digits", adapter="residual")
@@ -94,7 +94,7 @@ def test_a_domain_that_comes_back_with_statistics_is_learned(writable: SimpleNam
 
 
 def test_domains_that_come_and_go_make_no_error(writable: SimpleNamespace):
-    """Learning and forgetting go on beside the guessing."""
+    """The worker learns and forgets domains while it guesses."""
     server, ecology = writable.server, writable.ecology
     sample, image = load_sample("digits").x_train[:32], houses.picture("digits", 2)
     houses.known(ecology, "digits", sample)
@@ -115,11 +115,11 @@ def test_domains_that_come_and_go_make_no_error(writable: SimpleNamespace):
             ecology.remove([f"more-{i % 3}"])
             i += 1
         seen = set().union(*(c.result() for c in clients))
-    assert seen <= {200, 404}, seen  # 404: it went between the guess and the answer
+    assert seen <= {200, 404}, seen  # 404: it was removed after the guess
 
 
-def test_many_guesses_stand_in_nobody_elses_way(house: Ecology, tmp_path: Path, photo: bytes):
-    """Where a guess takes long, many of them are refused or late; named domains are answered."""
+def test_many_guesses_do_not_delay_named_domains(house: Ecology, tmp_path: Path, photo: bytes):
+    """If guesses are slow, many of them fail; requests that name a domain do not."""
     copy = Ecology(shutil.copytree(house.folder, tmp_path / "copy"))
     file = copy.folder / MANIFEST
     made = content(json.loads(file.read_bytes()))
@@ -160,7 +160,7 @@ def test_names_that_differ_by_a_number_are_all_learned(tmp_path: Path):
 
 
 def test_a_domain_that_is_forgotten_while_it_is_guessed_costs_nobody_else(house: Ecology):
-    """It goes at the worst moment: when its image is taken, just before its layers are."""
+    """It is removed at the worst moment: just before its layers are used."""
     guesser = Guesser(house)
     guesser.learn(dict.fromkeys(SAMPLES, "1"))
     others = SAMPLES[1:]

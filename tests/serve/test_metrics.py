@@ -1,4 +1,4 @@
-"""What the server counts, and that nobody can make it count without end."""
+"""The metrics are right, and clients cannot make their number grow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEEDED = [
 ]
 
 
-def test_everything_that_is_promised_is_counted(server: Server, photo: bytes):
+def test_every_documented_metric_exists(server: Server, photo: bytes):
     server.many([("roses", photo), ("shells", photo), ("nobody", photo)])
     names = {series.partition("{")[0] for series in server.metrics()}
     assert set(NEEDED) <= names
@@ -74,7 +74,7 @@ def test_the_numbers_are_those_of_what_happened(writable: SimpleNamespace, photo
     predict = 'covnorm_requests_total{route="/v1/domains/{name}/predict",status="%d"}'
     assert [gained[predict % n] for n in (200, 404, 422)] == [1, 1, 1]
     other = 'covnorm_requests_total{route="other",status="%d"}'
-    assert [gained[other % n] for n in (404, 413)] == [1, 1]  # refused before there was a route
+    assert [gained[other % n] for n in (404, 413)] == [1, 1]  # rejected before routing
     assert now["covnorm_queue_depth"] == 0
     assert now["covnorm_domains"] == 4
 

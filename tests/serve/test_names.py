@@ -1,4 +1,4 @@
-"""A name that a request brings is looked up in the index, never joined into a path."""
+"""Names in requests are looked up in the manifest and never become part of a path."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_message_shows_no_path_of_the_server(writable: SimpleNamespace):
         assert str(writable.ecology.folder) not in answer.message
 
 
-def test_auto_is_no_name_for_a_domain(writable: SimpleNamespace):
+def test_auto_is_not_allowed_as_a_domain_name(writable: SimpleNamespace):
     body, headers = form([("file", "domain.json", b"{}")])
     answer = writable.server.ask("PUT", "/v1/domains/auto", body, headers)
     assert answer.status == 422
