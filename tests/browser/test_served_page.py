@@ -67,7 +67,7 @@ def text(page: Tab, name: str) -> str:
     return str(page.run(f"document.getElementById('{name}').textContent"))
 
 
-def test_a_dropped_image_is_answered_with_bars_time_and_batch(page, server, image):
+def test_a_dropped_image_shows_predictions_time_and_batch(page, server, image):
     choose(page, "roses")
     page.drop("#drop", image)
     page.until(ANSWERED)
@@ -114,7 +114,7 @@ def test_a_file_that_is_not_an_image_is_an_error_and_the_next_one_is_predicted(
     assert page.run("document.getElementById('problem').hidden")
 
 
-def test_auto_names_the_domain_and_says_so_when_none_fits(page, image, tmp_path):
+def test_auto_shows_the_guessed_domain_or_that_none_fits(page, image, tmp_path):
     choose(page, "auto")
     page.choose("#file", image)
     page.until(ANSWERED)
@@ -125,7 +125,7 @@ def test_auto_names_the_domain_and_says_so_when_none_fits(page, image, tmp_path)
     assert "auto" in page.until(PROBLEM)
 
 
-def test_it_can_be_used_by_keyboard_alone(page, image):
+def test_it_can_be_used_by_keyboard_only(page, image):
     page.run("document.body.focus()")
     page.key("Tab")
     assert page.run("document.activeElement.id") == "file"
@@ -167,6 +167,6 @@ def test_the_page_says_when_the_server_is_gone(tmp_path):
         page.until("document.getElementById('state').textContent.includes('does not respond')")
 
 
-def test_it_asks_no_other_host(page, server):
+def test_it_contacts_no_other_host(page, server):
     names = page.run("performance.getEntriesByType('resource').map(r => new URL(r.name).host)")
     assert set(names) <= {f"{server.host}:{server.port}"}

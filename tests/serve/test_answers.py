@@ -115,13 +115,13 @@ def test_control_the_wrong_domain_predicts_something_else(server: Server, truth:
 
 
 @pytest.mark.parametrize("domain", ["roses", "shells", "moths", "coins", "leaves", "north"])
-def test_an_image_alone_equals_covnorm_predict(domain: str, server: Server, truth: Truth):
+def test_a_single_image_equals_covnorm_predict(domain: str, server: Server, truth: Truth):
     for image, data in files().items():
         answer = server.predict(domain, data, top=99)
         assert_same(top(answer.json["predictions"]), truth[domain, image])
 
 
-def test_bytes_a_form_and_json_are_answered_alike(server: Server, photo: bytes):
+def test_bytes_form_and_json_give_the_same_predictions(server: Server, photo: bytes):
     body, headers = form([("image", "any name.png", photo)])
     formed = server.ask("POST", "/v1/domains/roses/predict", body, headers)
     body, headers = form([("domain", None, b"roses"), ("image", "a", photo), ("image", "b", photo)])
@@ -149,7 +149,7 @@ def test_an_unknown_domain_is_404_never_the_bare_backbone(server: Server, photo:
     assert "predictions" not in answer.json
 
 
-def test_an_unknown_domain_inside_a_good_batch_fails_alone(
+def test_an_unknown_domain_in_a_batch_does_not_fail_the_others(
     server: Server, truth: Truth, photo: bytes
 ):
     items = [("roses", "digit.png"), ("nobody", "digit.png"), ("south", "clipart.jpg")]
@@ -162,7 +162,7 @@ def test_an_unknown_domain_inside_a_good_batch_fails_alone(
     assert_same(top(third["predictions"]), truth[items[2]])
 
 
-def test_a_bad_image_inside_a_good_batch_fails_alone(server: Server, truth: Truth):
+def test_a_bad_image_in_a_batch_does_not_fail_the_others(server: Server, truth: Truth):
     good = files()["digit.png"]
     answer = server.many([("roses", b"no image"), ("roses", good), ("coins", b"")])
     first, second, third = answer.json["items"]
@@ -170,7 +170,7 @@ def test_a_bad_image_inside_a_good_batch_fails_alone(server: Server, truth: Trut
     assert_same(top(second["predictions"]), truth["roses", "digit.png"])
 
 
-def test_16_threads_with_random_domains_equal_the_serial_answers(server: Server, truth: Truth):
+def test_16_threads_with_random_domains_equal_the_serial_predictions(server: Server, truth: Truth):
     def client(seed: int) -> list[tuple[tuple[str, str], Response]]:
         return [
             (item, server.predict(item[0], files()[item[1]], 99)) for item in mixed(truth, seed, 12)

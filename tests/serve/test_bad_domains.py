@@ -113,7 +113,7 @@ def guest(writable: SimpleNamespace) -> str:
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, *FORGED])
-def test_a_broken_domain_is_409_and_the_others_keep_serving(
+def test_a_broken_domain_is_409_and_the_others_are_served(
     damage: str, guest: str, writable: SimpleNamespace, photo: bytes
 ):
     server: Server = writable.server
@@ -163,7 +163,7 @@ def test_a_domain_whose_output_is_not_finite_is_409(writable: SimpleNamespace, p
     assert [("error" in row) for row in rows] == [False, True] * 4
 
 
-def test_a_damaged_manifest_leaves_what_is_known(writable: SimpleNamespace, photo: bytes):
+def test_a_damaged_manifest_keeps_the_last_known_state(writable: SimpleNamespace, photo: bytes):
     server, file = writable.server, writable.ecology.folder / MANIFEST
     houses.put(writable.ecology, "asleep")
     wait_for(lambda: server.get("/v1/domains/asleep").status == 200, "it is known, not loaded")
@@ -214,7 +214,7 @@ def test_50_bad_domain_files_under_steady_traffic_lose_no_request(
     assert server.worker == pid  # none of them killed it
 
 
-def test_a_domain_that_goes_under_traffic_is_404_and_nothing_else(
+def test_a_domain_removed_under_traffic_is_404_and_nothing_else(
     writable: SimpleNamespace, photo: bytes
 ):
     server, ecology = writable.server, writable.ecology
@@ -229,7 +229,7 @@ def test_a_domain_that_goes_under_traffic_is_404_and_nothing_else(
     assert comes[200] > 5
 
 
-def test_control_the_damage_is_damage(tmp_path: Path):
+def test_control_verify_reports_the_damage(tmp_path: Path):
     """`verify` reports each of them, too."""
     from torch_covnorm.ecology import verify
 

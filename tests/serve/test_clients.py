@@ -86,7 +86,7 @@ def test_a_slow_client_gets_408(strict: Server, photo: bytes):
         assert time.monotonic() - start > 0.8 * SLOW
 
 
-def test_a_client_that_drips_gets_408_too(strict: Server, photo: bytes):
+def test_a_client_that_sends_byte_by_byte_gets_408(strict: Server, photo: bytes):
     with opened(strict, head(len(photo))) as slow:
         slow.settimeout(0.1)
         start = time.monotonic()
@@ -214,7 +214,7 @@ def test_wrong_json_is_422(sent: bytes, server: Server):
     ],
     ids=["empty items", "unknown keys", "numbers", "brackets"],
 )
-def test_a_million_small_things_are_413_at_once(body: bytes, server: Server):
+def test_a_million_tiny_items_are_413_at_once(body: bytes, server: Server):
     """Parsing them would block the event loop for seconds and take gigabytes."""
     before, start = server.rss(server.process.pid), time.monotonic()
     answer = server.ask("POST", "/v1/predict", body, {"Content-Type": "application/json"})
@@ -243,7 +243,7 @@ def test_a_kept_connection_has_no_delayed_packets(server: Server):
     assert statistics.median(took) < 0.03
 
 
-def test_every_answer_and_its_line_in_the_log_have_the_request_s_id(server: Server, photo: bytes):
+def test_every_response_and_its_log_line_have_the_request_id(server: Server, photo: bytes):
     for given in ("abc-1.2_3", None, "not an id", "x" * 65, "\xe9"):
         headers = {} if given is None else {"X-Request-ID": given}
         answer = server.predict("roses", photo, headers=headers)

@@ -20,8 +20,8 @@ def test_the_pace_is_learned_from_results_only_and_limits_the_queue(house: Ecolo
             await engine.predict("roses", photo, 1)
             assert engine.pace == 0.0  # there was no queue
             bad = [engine.predict("roses", b"no image", 1) for _ in range(12)]
-            refused = await asyncio.gather(*bad, return_exceptions=True)
-            assert {getattr(r, "reason", r) for r in refused} == {"bad_image"}
+            errors = await asyncio.gather(*bad, return_exceptions=True)
+            assert {getattr(r, "reason", r) for r in errors} == {"bad_image"}
             assert engine.pace == 0.0
             await asyncio.gather(*(engine.predict("roses", photo, 1) for _ in range(12)))
             assert 0.0 < engine.pace < 60.0
@@ -30,9 +30,9 @@ def test_the_pace_is_learned_from_results_only_and_limits_the_queue(house: Ecolo
             )
             first, second = (asyncio.ensure_future(engine.predict("roses", photo, 1)) for _ in "ab")
             await asyncio.sleep(0)
-            with pytest.raises(RequestError) as refusal:
+            with pytest.raises(RequestError) as error:
                 await engine.predict("roses", photo, 1)
-            assert refusal.value.status == 429
+            assert error.value.status == 429
             await asyncio.gather(first, second)
         finally:
             await engine.stop()

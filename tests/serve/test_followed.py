@@ -69,9 +69,7 @@ def test_a_domain_that_is_replaced_has_new_predictions(
     assert len(set(seen)) == 3
 
 
-def test_a_domain_that_is_removed_is_404_and_its_memory_free(
-    writable: SimpleNamespace, photo: bytes
-):
+def test_a_removed_domain_is_404_and_its_memory_is_freed(writable: SimpleNamespace, photo: bytes):
     server, ecology = writable.server, writable.ecology
     houses.put(ecology, "going", adapter="residual")
     wait_for(lambda: server.predict("going", photo).status == 200, "it is served")
@@ -101,7 +99,7 @@ def test_a_joint_basis_that_changed_is_followed(
     wait_for(lambda: server.predict("left", photo).status == 404, "both are gone")
 
 
-def test_the_version_of_a_domain_is_of_its_basis_too(house: Ecology, tmp_path: Path):
+def test_the_version_of_a_domain_includes_its_basis(house: Ecology, tmp_path: Path):
     """Even if only the basis has changed."""
     copy = Ecology(shutil.copytree(house.folder, tmp_path / "copy"))
     before = {name: version_of(copy, name) for name in copy.domains}
@@ -114,7 +112,7 @@ def test_the_version_of_a_domain_is_of_its_basis_too(house: Ecology, tmp_path: P
     assert changed == {"north", "south"}
 
 
-def test_a_basis_that_changes_again_and_again_under_traffic_makes_no_error(
+def test_a_basis_that_changes_often_under_traffic_causes_no_error(
     writable: SimpleNamespace, photo: bytes, tmp_path: Path
 ):
     from test_bad_domains import steady

@@ -53,7 +53,7 @@ def routes(house: Ecology) -> list[tuple[str, str]]:
     return found
 
 
-def test_every_route_but_live_asks_for_a_key(locked: Server, house: Ecology):
+def test_every_route_except_live_needs_a_key(locked: Server, house: Ecology):
     """The routes come from the application, so new ones are tested automatically."""
     asked = routes(house)
     assert {"/", "/ready", "/metrics", "/v1/predict", "/openapi.json"} <= {p for _, p in asked}
@@ -75,7 +75,7 @@ def test_every_route_but_live_asks_for_a_key(locked: Server, house: Ecology):
     assert "roses" in house.domains
 
 
-def test_the_right_key_opens_in_every_form(locked: Server, photo: bytes):
+def test_the_right_key_is_accepted_in_every_header(locked: Server, photo: bytes):
     for key in (KEY, SECOND):
         for headers in ways(key):
             assert locked.get("/v1/domains", **headers).status == 200
@@ -83,7 +83,7 @@ def test_the_right_key_opens_in_every_form(locked: Server, photo: bytes):
     assert locked.get("/live").status == 200
 
 
-def test_a_key_is_asked_before_the_body_is_read(locked: Server):
+def test_the_key_is_checked_before_the_body_is_read(locked: Server):
     answer = locked.predict("roses", bytes(100_000_000), headers={"X-API-Key": "wrong" * 5})
     assert answer.status == 401
 

@@ -51,7 +51,7 @@ def small(forest: SimpleNamespace) -> Iterator[Server]:
         yield server
 
 
-def test_the_limit_holds_and_the_least_recently_used_goes(
+def test_the_limit_holds_and_the_least_recently_used_is_evicted(
     small: Server, forest: SimpleNamespace, photo: bytes
 ):
     for name in ("ash", "elm"):
@@ -116,14 +116,14 @@ def test_domains_that_are_always_in_use_take_turns_with_one_that_waits(small: Se
         assert set().union(*(b.result() for b in busy)) == {200}
 
 
-def test_a_batch_of_more_domains_than_fit_is_answered(small: Server, photo: bytes):
+def test_a_request_for_more_domains_than_fit_succeeds(small: Server, photo: bytes):
     rows = small.many([(name, photo) for name in NAMES * 4]).json["items"]
     for name, row in zip(NAMES * 4, rows, strict=True):
         assert row["domain"] == name
         assert row["predictions"][0]["label"].startswith(name)
 
 
-def test_a_domain_that_can_never_fit_is_refused_at_once(small: Server, photo: bytes):
+def test_a_domain_that_can_never_fit_is_503_at_once(small: Server, photo: bytes):
     answer = small.predict("giant", photo)
     assert (answer.status, answer.reason) == (503, "no_room")
     assert "--resident" in answer.message
@@ -197,7 +197,7 @@ def test_many_misses_load_once_and_two_domains_load_in_parallel(
         assert server.metric(LOADED) == 3
 
 
-def test_a_load_that_nobody_waits_for_any_more_ends_well(
+def test_a_load_without_waiting_requests_is_completed(
     forest: SimpleNamespace, slow: tuple[str, threading.Event], photo: bytes
 ):
     """Its requests get 504; then it is in memory, idle, and can be evicted."""
@@ -212,7 +212,7 @@ def test_a_load_that_nobody_waits_for_any_more_ends_well(
         assert server.metric(EVICTED) == 1
 
 
-def test_a_domain_that_is_removed_while_it_loads_leaves_no_memory_behind(
+def test_a_domain_removed_during_its_load_leaves_no_memory(
     forest: SimpleNamespace, slow: tuple[str, threading.Event], photo: bytes
 ):
     name, go = slow
@@ -243,7 +243,7 @@ def rewrite(file: Path, manifest: dict, names: dict[str, str]) -> None:
     temporary.replace(file)
 
 
-def test_removing_frees_memory_flat_over_1000_adds_and_removes(tmp_path: Path, photo: bytes):
+def test_memory_stays_flat_over_1000_adds_and_removes(tmp_path: Path, photo: bytes):
     """Domains are added to the manifest, eight at a time, loaded, used, and removed again."""
     ecology = houses.create(tmp_path / "house", "resnet26")  # its domains load fast
     houses.put(ecology, "model")

@@ -38,7 +38,7 @@ def test_every_documented_metric_exists(server: Server, photo: bytes):
     assert server.get("/metrics").headers["content-type"].startswith("text/plain")
 
 
-def test_the_numbers_are_those_of_what_happened(writable: SimpleNamespace, photo: bytes):
+def test_the_metrics_match_the_requests(writable: SimpleNamespace, photo: bytes):
     server: Server = writable.server
     resident = 'covnorm_resident_domains{worker="0"}'
     houses.put(writable.ecology, "one", "two", "three")
@@ -103,7 +103,7 @@ def test_the_number_of_series_is_bounded_whatever_names_arrive(server: Server, p
     assert len(before) < 300
 
 
-def test_the_page_s_numbers_agree_with_the_metrics(server: Server, photo: bytes):
+def test_the_status_route_agrees_with_the_metrics(server: Server, photo: bytes):
     server.predict("roses", photo)
     wait_for(lambda: server.metric("covnorm_queue_depth") == 0, "nothing is under way")
     status, metrics = server.get("/v1/status").json, server.metrics()
@@ -115,7 +115,7 @@ def test_the_page_s_numbers_agree_with_the_metrics(server: Server, photo: bytes)
 
 
 @pytest.mark.parametrize("path", ["/", "/live", "/ready", "/v1/domains", "/v1/status"])
-def test_what_has_no_image_is_counted_by_its_route(path: str, server: Server):
+def test_requests_without_images_are_counted_by_route(path: str, server: Server):
     series = f'covnorm_requests_total{{route="{path}",status="200"}}'
     before = server.metric(series)
     server.get(path)

@@ -107,9 +107,9 @@ def test_every_reference_can_be_resolved(document: dict[str, Any]):
 def test_every_route_documents_what_it_does_and_its_errors(document: dict[str, Any]):
     for method, path, operation in operations(document):
         assert operation["description"], (method, path)
-        refusals = {s: r for s, r in operation["responses"].items() if s >= "400"}
-        assert {"400", "401", "408", "413"} <= set(refusals), (method, path)
-        for response in refusals.values():
+        errors = {s: r for s, r in operation["responses"].items() if s >= "400"}
+        assert {"400", "401", "408", "413"} <= set(errors), (method, path)
+        for response in errors.values():
             (kind,) = response["content"]
             assert kind == "application/json", (method, path)
 
@@ -129,7 +129,7 @@ def test_the_examples_are_true(writable: SimpleNamespace, document: dict[str, An
     assert shown.keys() | {"candidates", "confidence"} == answer.json["items"][0].keys()
 
 
-def test_405_says_what_is_allowed(writable: SimpleNamespace, server: Server):
+def test_405_lists_the_allowed_methods(writable: SimpleNamespace, server: Server):
     for who, path, wanted in (
         (writable.server, "/v1/domains/stays", "DELETE, GET, PUT"),
         (server, "/v1/domains/roses", "GET"),

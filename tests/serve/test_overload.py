@@ -69,7 +69,7 @@ def test_a_full_queue_is_429_with_retry_after_at_once_and_late_work_504(
     assert images["covnorm_batch_images_count"] - batches <= 3
 
 
-def test_what_could_not_be_answered_in_time_is_refused_though_the_queue_has_room(
+def test_work_that_cannot_be_done_in_time_is_429_before_the_queue_is_full(
     house: Ecology, photo: bytes
 ):
     """The worker is suspended, so only its earlier pace decides how many are too many."""
@@ -106,7 +106,7 @@ class Bursts:
         return [row for _, rows in self.answers for row in rows if "predictions" in row]
 
     @property
-    def refused(self) -> list[str]:
+    def rejected(self) -> list[str]:
         return [
             row["error"]["reason"] for _, rows in self.answers for row in rows if "error" in row
         ]
@@ -149,7 +149,9 @@ def lost() -> tuple[int, int]:
     return times[7], sum(times)
 
 
-def test_at_three_times_its_capacity_the_accepted_keep_their_deadline(house: Ecology, photo: bytes):
+def test_at_three_times_its_capacity_accepted_images_meet_their_deadline(
+    house: Ecology, photo: bytes
+):
     """If other virtual machines take much of the CPU, the capacity means nothing and the test is
     repeated. The last attempt counts in any case."""
     for left in reversed(range(TRIES)):
@@ -172,14 +174,14 @@ def three_times(house: Ecology, photo: bytes) -> None:
         capacity = Bursts(server, photo).closed_loop(3, 2.0)
         over = Bursts(server, photo)
         over.open_loop(3 * capacity, SECONDS)
-        good, refused = over.good, over.refused
-        offered = len(good) + len(refused)
+        good, rejected = over.good, over.rejected
+        offered = len(good) + len(rejected)
         assert offered > 2 * capacity * SECONDS, "the load was not an overload"
         # Hardly any accepted image gets 504, and the results are in time.
-        late = refused.count("deadline")
+        late = rejected.count("deadline")
         assert late <= 0.01 * (len(good) + late), (late, len(good))
-        assert set(refused) <= {"queue_full", "deadline"}
-        assert refused.count("queue_full") > 0.3 * offered
+        assert set(rejected) <= {"queue_full", "deadline"}
+        assert rejected.count("queue_full") > 0.3 * offered
         p99 = statistics.quantiles([row["seconds"]["total"] for row in good], n=100)[98]
         assert p99 <= deadline
         assert len(good) > 0.3 * capacity * SECONDS  # it kept working
@@ -191,7 +193,7 @@ def three_times(house: Ecology, photo: bytes) -> None:
         assert server.predict("roses", photo).status == 200
 
 
-def test_control_the_deadline_is_what_ends_it(short: Server, photo: bytes):
+def test_control_the_same_request_succeeds_within_the_deadline(short: Server, photo: bytes):
     """Within the deadline, the same request succeeds."""
     for _ in range(5):
         answer, seconds = timed(short, "roses", photo)

@@ -101,7 +101,7 @@ def test_why_a_probe_fails_is_logged(house: Ecology, caplog):
     assert why == ["ValueError: 64 pixels", "the output is not finite"]
 
 
-def test_a_worker_that_cannot_be_started_is_tried_again(house: Ecology, monkeypatch, caplog):
+def test_a_worker_that_cannot_be_started_is_retried(house: Ecology, monkeypatch, caplog):
     """Without memory for a process, this is logged and retried until there is some."""
     monkeypatch.setattr("torch_covnorm.serve.process.LONGEST", 0.05)
 

@@ -49,13 +49,13 @@ async def test_past_its_deadline_it_gets_504_and_is_never_computed():
     late, good = request(queue, 1.0), request(queue, 3.0)
     now = 2.0
     assert queue.take(16) == [good]
-    with pytest.raises(RequestError) as refused:
+    with pytest.raises(RequestError) as error:
         late.future.result()
-    assert refused.value.status == 504
+    assert error.value.status == 504
 
 
 @on_a_loop
-async def test_what_nobody_waits_for_is_dropped():
+async def test_a_cancelled_image_is_dropped():
     queue = Queue(lambda: 0.0)
     gone, good = request(queue, 1.0), request(queue, 2.0)
     gone.future.cancel()
@@ -64,7 +64,7 @@ async def test_what_nobody_waits_for_is_dropped():
 
 
 @on_a_loop
-async def test_a_batch_has_one_size_and_the_others_keep_their_turn():
+async def test_a_batch_has_one_size_and_the_others_keep_their_order():
     queue = Queue(lambda: 0.0)
     a, b, c, d = (request(queue, float(i + 1), side) for i, side in enumerate((8, 16, 8, 16)))
     assert queue.take(16) == [a, c]
@@ -79,7 +79,7 @@ async def test_a_batch_is_filled_across_domains():
 
 
 @on_a_loop
-async def test_where_batches_are_not_mixed_each_has_one_domain():
+async def test_without_mixing_each_batch_has_one_domain():
     queue = Queue(lambda: 0.0, mixed=False)
     a, b, again = (request(queue, at, domain=d) for at, d in ((1.0, "a"), (2.0, "b"), (3.0, "a")))
     assert queue.take(16) == [a, again]
@@ -109,7 +109,7 @@ async def test_an_image_that_arrives_in_time_joins_the_batch():
 
 
 @on_a_loop
-async def test_draining_gives_back_all_that_wait_in_order():
+async def test_draining_returns_all_waiting_images_in_order():
     queue = Queue(lambda: 0.0)
     made = [request(queue, at) for at in (3.0, 1.0, 2.0)]
     made[2].future.cancel()
@@ -123,7 +123,7 @@ async def test_draining_gives_back_all_that_wait_in_order():
     st.integers(0, 9),
 )
 @on_a_loop
-async def test_every_request_is_taken_once_or_is_late(drawn, most, clock):
+async def test_every_image_is_taken_once_or_is_late(drawn, most, clock):
     queue = Queue(lambda: float(clock))
     made = []
     for deadline, side, gone in drawn:

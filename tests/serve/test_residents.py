@@ -22,7 +22,7 @@ def names(found: list[Resident] | None) -> list[str] | None:
     return None if found is None else [r.name for r in found]
 
 
-def test_the_least_recently_used_make_room_and_no_more_than_needed():
+def test_the_least_recently_used_are_evicted_and_no_more_than_needed():
     residents = Residents(LIMIT)
     for name in "abcd":
         add(residents, name, 25)
@@ -49,7 +49,7 @@ def test_a_domain_in_use_is_never_evicted():
     assert names(residents.room_for(100)) == ["b", "a"]
 
 
-def test_pinned_and_loading_ones_make_no_room():
+def test_pinned_and_loading_domains_are_not_evicted():
     residents = Residents(LIMIT)
     add(residents, "pinned", 40, pinned=True)
     residents.add(Resident("loading", "1", 40))
@@ -57,7 +57,7 @@ def test_pinned_and_loading_ones_make_no_room():
     assert residents.room_for(21) is None
 
 
-def test_what_can_never_fit_beside_the_pinned_is_known():
+def test_a_domain_that_can_never_fit_beside_the_pinned_is_known():
     residents = Residents(LIMIT)
     add(residents, "pinned", 40, pinned=True)
     add(residents, "other", 60)
@@ -66,7 +66,7 @@ def test_what_can_never_fit_beside_the_pinned_is_known():
     assert not residents.never_fits(Resident("pinned", "2", 100))  # it replaces itself
 
 
-def test_the_one_that_came_first_ends_its_turn_first_and_one_at_a_time():
+def test_the_domain_loaded_first_ends_its_turn_first_one_at_a_time():
     residents = Residents(LIMIT)
     assert residents.next_turn_over() is None
     add(residents, "pinned", 40, pinned=True)
@@ -79,7 +79,7 @@ def test_the_one_that_came_first_ends_its_turn_first_and_one_at_a_time():
     assert residents.next_turn_over() is None
 
 
-def test_what_loads_stays_while_somebody_waits_for_it_and_may_be_lost():
+def test_a_loading_domain_cannot_be_dropped_but_its_load_can_fail():
     residents = Residents(LIMIT)
     coming = residents.add(Resident("a", "1", 10))
     with pytest.raises(RuntimeError, match="in use"):
@@ -90,7 +90,7 @@ def test_what_loads_stays_while_somebody_waits_for_it_and_may_be_lost():
     assert coming.uses == 0
 
 
-def test_what_is_held_more_often_than_released_stays_and_the_other_way_is_an_error():
+def test_releasing_or_adding_too_often_is_an_error():
     residents = Residents(LIMIT)
     add(residents, "a")
     held = residents.hold("a")
@@ -101,7 +101,7 @@ def test_what_is_held_more_often_than_released_stays_and_the_other_way_is_an_err
         residents.add(Resident("a", "2", 1))
 
 
-def test_another_version_of_a_domain_or_of_its_basis_is_in_the_way():
+def test_another_version_of_a_domain_or_its_basis_conflicts():
     residents = Residents(LIMIT)
     a = add(residents, "a", basis=("joint", "1"))
     b = add(residents, "b", basis=("joint", "1"))

@@ -133,7 +133,7 @@ def test_the_pixels_are_counted_before_they_are_decoded(server: Server):
     assert time.monotonic() - start < 20
 
 
-def test_a_large_image_within_the_limits_is_answered(server: Server):
+def test_a_large_image_within_the_limits_is_predicted(server: Server):
     large = encoded(COLOUR.resize((4000, 3000)), "JPEG", quality=60)
     assert server.predict("coins", large).status == 200
 
@@ -151,7 +151,7 @@ def test_a_body_of_50_mb_is_413(server: Server, photo: bytes):
     assert server.predict("roses", photo).status == 200
 
 
-def test_a_body_within_the_cap_is_read_whole(server: Server):
+def test_a_body_within_the_limit_is_read_completely(server: Server):
     """The limit is on bytes, not on the content: this is an image with many bytes after it."""
     assert server.predict("roses", picture() + bytes(20_000_000)).status == 200
 

@@ -119,7 +119,7 @@ def test_sigterm_under_load_loses_no_accepted_request(stopped: SimpleNamespace):
     assert set(stopped.after) <= {"200", "503", "nothing"}, stopped.after
 
 
-def test_what_waits_for_its_turn_at_sigterm_is_answered(stopped: SimpleNamespace):
+def test_images_in_the_queue_at_sigterm_are_predicted(stopped: SimpleNamespace):
     assert [answer.status for answer in stopped.queued] == [200] * 8
     rows = [row for answer in stopped.queued for row in answer.json["items"]]
     assert len(rows) == 8 * 32
@@ -130,7 +130,7 @@ def test_an_upload_under_way_at_sigterm_is_finished(stopped: SimpleNamespace):
     assert stopped.uploaded == 200
 
 
-def test_it_ends_well_and_idle_connections_do_not_keep_it(stopped: SimpleNamespace):
+def test_it_exits_with_0_despite_idle_connections(stopped: SimpleNamespace):
     assert stopped.code == 0
     assert stopped.took < 18  # less than the grace period
     wait_for(lambda: gone(stopped.pids), "its processes are gone")
@@ -138,7 +138,7 @@ def test_it_ends_well_and_idle_connections_do_not_keep_it(stopped: SimpleNamespa
     assert not [line for line in stopped.lines if line["level"] == "error"]
 
 
-def test_a_second_signal_hurries_it(server: Server, photo: bytes):
+def test_a_second_signal_stops_it_without_waiting(server: Server, photo: bytes):
     with opened(server, head(len(photo)), photo[:100]):  # never finished
         pids = descendants(server.process.pid)
         server.process.send_signal(signal.SIGINT)

@@ -59,7 +59,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_live_is_the_process_and_ready_a_forward_pass(early: SimpleNamespace):
+def test_live_needs_the_process_and_ready_a_forward_pass(early: SimpleNamespace):
     assert (early.live.status, early.live.json) == (200, {"ok": True})
     assert (early.ready.status, early.ready.reason) == (503, "not_ready")
     assert "retry-after" in early.ready.headers
@@ -95,7 +95,7 @@ def test_a_killed_worker_loses_no_request_and_is_replaced(patient: Server, photo
     assert patient.metric("covnorm_worker_restarts_total") == restarts + 1
 
 
-def test_a_hung_worker_shows_within_seconds_and_is_replaced(patient: Server):
+def test_a_hung_worker_is_noticed_within_seconds_and_replaced(patient: Server):
     """Without any request, because the server probes its workers."""
     first = patient.worker
     os.kill(first, signal.SIGSTOP)
@@ -108,7 +108,7 @@ def test_a_hung_worker_shows_within_seconds_and_is_replaced(patient: Server):
     assert not alive(first)
 
 
-def test_a_hung_worker_under_load_stops_nothing_else(patient: Server):
+def test_a_hung_worker_under_load_blocks_nothing_else(patient: Server):
     """Its pipe becomes full; the server must not wait for it."""
     large = houses.encoded(Image.effect_noise((300, 300), 80).convert("RGB"), "PNG")
     assert patient.predict("murals", large).status == 200
@@ -131,7 +131,7 @@ def test_a_hung_worker_under_load_stops_nothing_else(patient: Server):
     assert all(row.get("predictions") for row in rows), rows[0]
 
 
-def test_two_workers_share_the_load_and_one_stands_in_for_the_other(house: Ecology, photo: bytes):
+def test_two_workers_share_the_load_and_replace_each_other(house: Ecology, photo: bytes):
     with running(house.folder, "--workers", 2, "--deadline", 60) as server:
         pids = [w["pid"] for w in server.get("/v1/status").json["workers"]]
         assert len(set(pids)) == 2
@@ -164,7 +164,7 @@ def alone(folder: Path) -> Iterator[Connection]:
         pipe.close()
 
 
-def test_a_worker_loads_the_version_that_it_was_asked_for_or_none(house: Ecology):
+def test_a_worker_loads_the_requested_version_or_none(house: Ecology):
     """The store may have changed since a request was prepared for one version."""
     with alone(house.folder) as pipe:
 
@@ -197,9 +197,7 @@ def test_a_worker_loads_the_version_that_it_was_asked_for_or_none(house: Ecology
         assert heard()[2][0][0][0].startswith("roses-")
 
 
-def test_a_worker_that_ends_again_and_again_is_not_restarted_in_a_rush(
-    patient: Server, photo: bytes
-):
+def test_a_worker_that_keeps_dying_is_restarted_with_a_delay(patient: Server, photo: bytes):
     before, ends = patient.metric("covnorm_worker_restarts_total"), time.monotonic() + 3
     while time.monotonic() < ends:
         for pid in descendants(patient.process.pid):

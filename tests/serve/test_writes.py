@@ -36,7 +36,7 @@ def exported(ecology: Ecology, name: str, folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_export_wrote_comes_back_and_answers_the_same(
+def test_an_uploaded_export_gives_the_same_predictions(
     name: str,
     house: Ecology,
     server: Server,
@@ -67,9 +67,7 @@ def test_the_commands_work_with_an_uploaded_domain(
         files_ = exported(house, name, tmp_path / name)
         assert writable.server.upload(uploaded, files_).status == 201
         alone = Ecology(shutil.copytree(folder, tmp_path / f"with {uploaded}"))
-        alone.remove(
-            [n for n in alone.domains if n != uploaded]
-        )  # these have no facts for the report
+        alone.remove([n for n in alone.domains if n != uploaded])  # the report needs facts
         page = tmp_path / f"{uploaded}.html"
         for words in (["verify"], ["list"], ["show", uploaded], ["report", "--out", page]):
             for json_ in ([], ["--json"]):
@@ -83,7 +81,7 @@ def test_the_commands_work_with_an_uploaded_domain(
         }
 
 
-def test_the_stored_numbers_keep_their_kind(
+def test_the_stored_tensors_keep_their_dtype(
     house: Ecology, writable: SimpleNamespace, tmp_path: Path
 ):
     net = house.network()
@@ -119,7 +117,7 @@ def test_a_name_that_is_taken_is_409_without_replace(
     assert server.predict("copy", photo).best[0].startswith("coins-")
 
 
-def test_a_domain_of_another_backbone_is_refused(writable: SimpleNamespace, tmp_path: Path):
+def test_a_domain_of_another_backbone_is_409(writable: SimpleNamespace, tmp_path: Path):
     import domain_files
 
     place = domain_files.network().save_domain("flowers", tmp_path / "flowers")
@@ -130,7 +128,7 @@ def test_a_domain_of_another_backbone_is_refused(writable: SimpleNamespace, tmp_
     assert files(writable.ecology.folder) == before
 
 
-def test_damaged_and_forged_uploads_are_refused(
+def test_damaged_and_forged_uploads_are_rejected(
     house: Ecology, writable: SimpleNamespace, tmp_path: Path
 ):
     """Both what the store would reject and what could be stored but not served."""
@@ -186,7 +184,7 @@ def test_many_deletes_of_one_domain_make_one_204(writable: SimpleNamespace):
         assert found == [204] + [404] * 7
 
 
-def test_uploads_at_once_lose_nothing(house: Ecology, writable: SimpleNamespace, tmp_path: Path):
+def test_concurrent_uploads_lose_nothing(house: Ecology, writable: SimpleNamespace, tmp_path: Path):
     server, found = writable.server, exported(house, "coins", tmp_path)
     names = [f"copy-{i}" for i in range(4)]
     with ThreadPoolExecutor(8) as pool:
@@ -195,7 +193,7 @@ def test_uploads_at_once_lose_nothing(house: Ecology, writable: SimpleNamespace,
     assert set(names) <= set(writable.ecology.domains)
 
 
-def test_a_store_that_cannot_be_written_is_no_5xx(
+def test_a_store_that_cannot_be_written_is_409(
     house: Ecology, writable: SimpleNamespace, tmp_path: Path, photo: bytes
 ):
     """The folder of the blobs is missing; the server reports it and continues."""

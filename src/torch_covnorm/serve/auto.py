@@ -24,12 +24,9 @@ class GuessClient:
         self._process, self._backlog = process, backlog
         self._seconds = 0.0  # per guess, as measured lately
         self._one_at_a_time = asyncio.Lock()
-        self._learned: dict[str, str] = {}  # {domain: version of its statistics}
+        # The process that has learned, because its successor knows nothing, and what it learned.
+        self._learned: tuple[int | None, dict[str, str]] = (None, {})
         self._learning: asyncio.Task[None] | None = None
-
-    def reset(self) -> None:
-        """Forget what the worker has learned, because it was replaced."""
-        self._learned = {}
 
     async def guess(
         self, served: Mapping[str, ServedDomain], images: Mapping[InputShape, np.ndarray]
@@ -77,16 +74,15 @@ class GuessClient:
         call.add_done_callback(done)
         return (await asyncio.shield(call))[0]
 
-    async def _learn(self, wanted: dict[str, str]) -> None:
-        """Let the worker learn these statistics. It continues even if the caller is cancelled."""
+    async def _learn(self, versions: dict[str, str]) -> None:
+        """Let the worker learn statistics. It continues even if the caller is cancelled."""
+        wanted = self._process.pid, versions
         if self._learned != wanted and self._learning is None:
 
             async def learn() -> None:
-                pid = self._process.pid
                 try:
-                    await self._process.background("learn", wanted)
-                    if self._process.pid == pid:  # else it was replaced, and knows nothing
-                        self._learned = wanted
+                    await self._process.background("learn", versions)
+                    self._learned = wanted
                 finally:
                     self._learning = None
 

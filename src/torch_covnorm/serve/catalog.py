@@ -16,7 +16,7 @@ from ..ecology.prediction import check_preprocessing
 from ..errors import CovNormError, choices
 from ..network.domain import NAME
 from ..records import blame
-from .errors import RequestError, broken_domain
+from .errors import RequestError, broken_domain, without_paths
 
 LARGEST = 1024  # pixels on a side of an input
 Bases = dict[str, dict[str, str]]
@@ -28,15 +28,17 @@ def version_of(ecology: Ecology, name: str) -> str:
 
 
 def _version(entry: Entry, bases: Bases) -> str:
-    blobs = [entry.blobs["record"], entry.blobs["tensors"]]
-    return _hash(blobs + _basis_blobs(entry, bases))
+    return _hash(entry.blobs["record"], entry.blobs["tensors"], *(_basis(entry, bases) or ()))
 
 
-def _basis_blobs(entry: Entry, bases: Bases) -> list[str]:
-    return [] if entry.basis is None else [bases.get(entry.basis, {}).get("tensors", "")]
+def _basis(entry: Entry, bases: Bases) -> tuple[str, str] | None:
+    """Return the name of a domain's basis and its tensors' blob, which is its version."""
+    if entry.basis is None:
+        return None
+    return entry.basis, bases.get(entry.basis, {}).get("tensors", "")
 
 
-def _hash(parts: list[str]) -> str:
+def _hash(*parts: str) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
@@ -111,7 +113,8 @@ class Catalog:
             try:
                 self._served[name] = self._read(name)
             except CovNormError as error:
-                raise broken_domain(name, self.without_paths(str(error))) from None
+                why = without_paths(str(error), self.ecology.folder)
+                raise broken_domain(name, why) from None
         return self._served[name]
 
     def servable(self) -> dict[str, ServedDomain]:
@@ -134,11 +137,6 @@ class Catalog:
             raise RequestError("unknown_domain", f"unknown domain {name!r}: {hint}")
         return self._entries[name]
 
-    def without_paths(self, text: str) -> str:
-        """Return a message without the path of the store, which clients must not see."""
-        folder = str(self.ecology.folder)
-        return text.replace(f"{folder}/", "").replace(f"{folder}: ", "")
-
     def _refresh(self) -> None:
         with contextlib.suppress(CovNormError):
             stamp = self.ecology.stamp
@@ -159,15 +157,13 @@ class Catalog:
         with blame(self.ecology.blobs.path(entry.blobs["record"])):
             preprocessing = check_servable(record["preprocessing"], name)
             classes = record["classes"]
-        version, basis = self._versions[name], None
-        if entry.basis is not None:
-            basis = entry.basis, _hash(_basis_blobs(entry, self._bases))
+        version = self._versions[name]
         statistics = [entry.blobs.get(part, "") for part in ("moments", "examples")]
         return ServedDomain(
             name,
             version,
-            _hash([version, *statistics]),
-            basis,
+            _hash(version, *statistics),
+            _basis(entry, self._bases),
             preprocessing["size"],
             preprocessing["fit"],
             4 * entry.total,

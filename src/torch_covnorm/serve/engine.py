@@ -22,6 +22,7 @@ from .errors import (
     deadline_passed,
     queue_full,
     unavailable,
+    without_paths,
 )
 from .limits import Limits
 from .log import LOG
@@ -227,7 +228,7 @@ class Engine:
             await asyncio.to_thread(self.ecology.remove, [name])
         except CovNormError as error:
             self.catalog.find_entry(name)  # 404 if another request has removed it meanwhile
-            why = self.catalog.without_paths(str(error))
+            why = without_paths(str(error), self.ecology.folder)
             message = f"domain {name!r} was not removed: {why}"
             raise RequestError("broken_domain", message) from None
 

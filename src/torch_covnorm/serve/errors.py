@@ -49,6 +49,13 @@ class WorkerDied(Exception):
     """The worker process ended before it replied."""
 
 
+def without_paths(text: str, *folders: object) -> str:
+    """Return a message without the paths of these folders, which clients must not see."""
+    for folder in folders:
+        text = text.replace(f"{folder}/", "").replace(f"{folder}: ", "")
+    return text
+
+
 def queue_full(seconds: float) -> RequestError:
     """Return the error for work that could not be finished within the deadline."""
     message = "the queue is full. Try again later."

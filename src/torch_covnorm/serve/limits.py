@@ -10,41 +10,23 @@ from ..errors import CovNormError
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server does at most, and how long it waits. README.md says where each is enforced.
+    """What the server does at most, and how long it waits; README.md: where each is enforced."""
 
-    Args:
-        workers: number of processes that compute. Each has its own copy of the network.
-        threads: torch threads per worker; 0 leaves the choice to torch.
-        batch: images per forward pass.
-        wait: seconds that the first image of a batch waits for others.
-        mixed: whether one batch may hold images of different domains.
-        queue: images that may wait. Further ones get 429 immediately.
-        deadline: seconds from an image's arrival to its result, then 504.
-        resident: bytes of domains in memory, per worker. The least recently used are evicted first.
-        upload: seconds that the header of a request may take, and its body.
-        body: bytes per request body.
-        images: images per request.
-        top: predictions per image.
-        hang: seconds without a reply after which a worker is killed and replaced.
-        grace: seconds that a stopping server gives to accepted requests.
-        pins: domains that are loaded at the start and never evicted.
-    """
-
-    workers: int = 1
-    threads: int = 0
-    batch: int = 16
-    wait: float = 0.004
-    mixed: bool = True
-    queue: int = 256
-    deadline: float = 2.0
-    resident: int = 2_000_000_000
-    upload: float = 20.0
-    body: int = 32_000_000
-    images: int = 64
-    top: int = 100
-    hang: float = 10.0
-    grace: float = 20.0
-    pins: tuple[str, ...] = ()
+    workers: int = 1  # processes that compute, each with its own copy of the network
+    threads: int = 0  # torch threads per worker; 0 leaves the choice to torch
+    batch: int = 16  # images per forward pass
+    wait: float = 0.004  # seconds that the first image of a batch waits for others
+    mixed: bool = True  # whether one batch may hold images of different domains
+    queue: int = 256  # images that may wait; further ones get 429 immediately
+    deadline: float = 2.0  # seconds from an image's arrival to its result, then 504
+    resident: int = 2_000_000_000  # bytes of domains in memory, per worker
+    upload: float = 20.0  # seconds for the header of a request, and for its body
+    body: int = 32_000_000  # bytes per request body
+    images: int = 64  # per request
+    top: int = 100  # predictions per image
+    hang: float = 10.0  # seconds without a reply after which a worker is replaced
+    grace: float = 20.0  # seconds that a stopping server gives to accepted requests
+    pins: tuple[str, ...] = ()  # domains that are loaded at the start and never evicted
 
     @property
     def backlog(self) -> float:

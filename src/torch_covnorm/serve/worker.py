@@ -29,7 +29,7 @@ from ..ecology.prediction import preprocessing
 from ..errors import CovNormError
 from ..network.network import MultiDomainNetwork
 from .catalog import version_of
-from .errors import DomainChanged, RequestError, broken_domain
+from .errors import DomainChanged, RequestError, broken_domain, without_paths
 from .guess import Guesser
 from .upload import store_upload
 
@@ -118,16 +118,16 @@ class Worker:
             value = RequestError("failed", self._message(error))
         self.send("result", number, value, time.perf_counter() - start)
 
-    def _message(self, error: Exception) -> str:
-        """Return the message of an error without the path of the store, for clients."""
-        message = str(error).replace(f"{self.ecology.folder}/", "")
+    def _message(self, error: Exception, *folders: str) -> str:
+        message = without_paths(str(error), self.ecology.folder, *folders)
         return message if isinstance(error, CovNormError) else f"{type(error).__name__}: {message}"
 
-    def _error(self, error: Exception, domain: str) -> RequestError:
+    def _error(self, error: Exception, domain: str, *folders: str) -> RequestError:
         """Return what a client gets: 409 if the domain is at fault, 500 if the program is."""
+        message = self._message(error, *folders)
         if isinstance(error, CovNormError):
-            return broken_domain(domain, self._message(error))
-        return RequestError("failed", f"domain {domain!r}: {self._message(error)}")
+            return broken_domain(domain, message)
+        return RequestError("failed", f"domain {domain!r}: {message}")
 
     # ── batches ──────────────────────────────────────────────────────────────────────────────
 
@@ -248,6 +248,4 @@ class Worker:
         try:
             store_upload(self.ecology, name, Path(folder), replace)
         except Exception as error:
-            failure = self._error(error, name)
-            message = failure.message.replace(f"{folder}/", "").replace(f"{folder}: ", "")
-            raise RequestError(failure.reason, message) from None
+            raise self._error(error, name, folder) from None

@@ -55,7 +55,6 @@ class WorkerHandle:
         """The process has ended, and the domains in its memory are gone."""
         self.metrics.restarts.inc()
         self._loads.clear()
-        self.guesses.reset()
         _fail(self.queue.drain(), WorkerDied)
         self.residents = Residents(self.limits.resident)
         self._changed()
@@ -182,8 +181,6 @@ class WorkerHandle:
                 await self._run_batch(batch)
             except WorkerDied:
                 _fail(batch, WorkerDied)
-            except RequestError as error:
-                _fail(batch, partial(RequestError, error.reason, error.message))
             except Exception as error:  # the next batch is computed whatever happened to this one
                 LOG.exception("batch")
                 _fail(batch, partial(RequestError, "failed", repr(error)))
