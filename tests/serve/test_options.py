@@ -59,7 +59,7 @@ def test_limits_are_numbers_above_0(wrong: dict[str, object]):
         Limits(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_log_record_is_always_one_line(server: Server):
+def test_a_log_record_is_always_one_line():
     import logging
 
     record = logging.LogRecord("x", logging.WARNING, "f", 1, "one\ntwo", None, None)
@@ -68,4 +68,7 @@ def test_a_log_record_is_always_one_line(server: Server):
     assert "\n" not in text
     assert re.match(r"^\d{4}-\d\d-\d\dT[\d:.]+Z warning one \| two why=a \| b$", text)
     assert "\n" not in LineFormatter(as_json=True).format(record)
+
+
+def test_every_log_line_has_a_time_and_a_level(server: Server):
     assert all(line["time"].endswith("Z") and line["level"] for line in server.lines())

@@ -82,7 +82,7 @@ class Guesser:
                 self._forget(name)
                 known = _Statistics(version, f"{name}~{next(self._numbers)}", {})
                 with contextlib.suppress(Exception):  # damaged: only this one is never guessed
-                    self._read(name, known)
+                    known = self._read(name, known)
                 self._known[name] = known
 
     def guess(
@@ -113,14 +113,14 @@ class Guesser:
             row["chance"] = weight / sum(weights)
         return found
 
-    def _read(self, name: str, known: _Statistics) -> None:
-        """Read the statistics of a domain, and measure the distances of its examples."""
+    def _read(self, name: str, known: _Statistics) -> _Statistics:
+        """Return the statistics of a domain, with the median distance of its examples."""
         moments = self.ecology.moments(name)
         config = check_preprocessing(self.ecology.record(name)["preprocessing"], name)
         size, fit = config["size"], config["fit"]
         sites = [site for site in self.net.sites if site in moments][:SITES]
         if not sites:
-            return
+            return known
         for basis in self.net.bases:  # domains keep what they need of it; it may have changed
             del self.net.bases[basis]
         domain = self.ecology.load(self.net, name).eval()
@@ -138,9 +138,9 @@ class Guesser:
         ready = _Statistics(known.version, known.key, statistics)
         distances = self._distances(ready, images)
         if examples:
-            known.typical = float(distances.median())
+            ready.typical = float(distances.median())
         self._cut_(domain, ready, images[:1])
-        known.sites = statistics  # last, because from now on it is guessed
+        return ready
 
     def _cut_(self, domain: Domain, known: _Statistics, images: Tensor) -> None:
         """Remove what images do not pass on their way to the last of the sites."""

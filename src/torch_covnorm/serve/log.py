@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import time
+from datetime import UTC, datetime
 from typing import Any
 
 LOG = logging.getLogger("torch_covnorm.serve")
@@ -21,9 +21,9 @@ class LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
         fields: dict[str, Any] = getattr(record, "fields", {})
-        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        stamp, level = f"{when}.{int(record.msecs):03}Z", record.levelname.lower()
-        event = record.getMessage()
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        stamp = when.replace("+00:00", "Z")
+        level, event = record.levelname.lower(), record.getMessage()
         if record.exc_info:
             trace = self.formatException(record.exc_info).replace("\n", " | ")
             fields = {**fields, "error": trace}
