@@ -103,21 +103,21 @@ class Tab:
             ".getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
-        for kind in ("dragEnter", "dragOver", "drop"):
-            self.call("Input.dispatchDragEvent", type=kind, x=place[0], y=place[1], data=data)
+        for event in ("dragEnter", "dragOver", "drop"):
+            self.call("Input.dispatchDragEvent", type=event, x=place[0], y=place[1], data=data)
 
     def key(self, name: str) -> None:
         """Press and release a key."""
         codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, " ": 32}
         text = {"text": "\r"} if name == "Enter" else {}
-        for kind in ("keyDown", "keyUp"):
+        for event in ("keyDown", "keyUp"):
             self.call(
                 "Input.dispatchKeyEvent",
-                type=kind,
+                type=event,
                 key=name,
                 code="Space" if name == " " else name,
                 windowsVirtualKeyCode=codes[name],
-                **(text if kind == "keyDown" else {}),
+                **(text if event == "keyDown" else {}),
             )
 
     def picture(self, file: Path) -> None:

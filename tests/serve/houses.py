@@ -99,10 +99,10 @@ def share(ecology: Ecology, *names: str, seed: int = 0, replace: bool = False) -
 
 
 @functools.cache
-def picture(sample: str = "clipart", i: int = 0, kind: str = "PNG") -> bytes:
+def picture(sample: str = "clipart", i: int = 0, file_format: str = "PNG") -> bytes:
     """Return a real image as a file."""
     pixels = load_sample(sample).x_test[i].permute(1, 2, 0).contiguous().numpy()
-    return encoded(Image.fromarray(pixels), kind)
+    return encoded(Image.fromarray(pixels), file_format)
 
 
 def stripes() -> bytes:
@@ -112,9 +112,9 @@ def stripes() -> bytes:
     return encoded(Image.fromarray(pixels.numpy()), "PNG")
 
 
-def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+def encoded(image: Image.Image, file_format: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
-    image.save(file, kind, **options)
+    image.save(file, file_format, **options)
     return file.getvalue()
 
 

@@ -147,10 +147,10 @@ class Server:
         """Return the process id of the worker."""
         return int(self.get("/v1/status").json["workers"][0]["pid"])
 
-    def rss(self, pid: int, kind: str = "RssAnon") -> int:
+    def rss(self, pid: int, field: str = "RssAnon") -> int:
         """Return the private memory of a process in bytes; VmHWM: the peak, with shared memory."""
         status = Path(f"/proc/{pid}/status").read_text()
-        found = re.search(rf"^{kind}:\s+(\d+) kB", status, flags=re.M)
+        found = re.search(rf"^{field}:\s+(\d+) kB", status, flags=re.M)
         assert found is not None
         return 1024 * int(found[1])
 

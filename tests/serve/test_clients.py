@@ -59,8 +59,8 @@ def test_a_client_that_disconnects_during_its_upload_harms_nobody(server: Server
         opened(server, head(len(photo)), photo[:100]).close()
     body, headers = form([("image", "a.png", photo)])
     for _ in range(10):
-        kind = f"Content-Type: {headers['Content-Type']}"
-        opened(server, head(len(body), kind), body[:150]).close()
+        header = f"Content-Type: {headers['Content-Type']}"
+        opened(server, head(len(body), header), body[:150]).close()
     assert server.predict("roses", photo).status == 200
     wait_for(lambda: server.metric("covnorm_queue_depth") == 0, "nothing is held for them")
     assert server.metric('covnorm_requests_total{route="other",status="500"}') == before
@@ -77,10 +77,10 @@ def test_a_client_that_disconnects_before_its_response_harms_nobody(server: Serv
 
 def test_a_slow_client_gets_408(strict: Server, photo: bytes):
     body, headers = form([("image", "a.png", photo)])
-    kinds = ["Content-Type: image/png", f"Content-Type: {headers['Content-Type']}"]
-    for data, kind in zip((photo, body), kinds, strict=True):
+    lines = ["Content-Type: image/png", f"Content-Type: {headers['Content-Type']}"]
+    for data, line in zip((photo, body), lines, strict=True):
         start = time.monotonic()
-        with opened(strict, head(len(data), kind), data[:120]) as slow:
+        with opened(strict, head(len(data), line), data[:120]) as slow:
             assert strict.predict("roses", photo).status == 200  # meanwhile
             assert status(rest_of(slow)) == 408
         assert time.monotonic() - start > 0.8 * SLOW
@@ -143,17 +143,21 @@ def test_bytes_that_are_not_http_are_4xx_or_closed(sent: bytes, strict: Server, 
 
 def test_the_wrong_kind_of_body_is_415_or_422(server: Server, photo: bytes):
     for path in (PREDICT, "/v1/predict"):
-        for kind in ("text/plain", "application/xml", "application/x-www-form-urlencoded"):
-            assert server.ask("POST", path, photo, {"Content-Type": kind}).status == 415
+        for media_type in ("text/plain", "application/xml", "application/x-www-form-urlencoded"):
+            assert server.ask("POST", path, photo, {"Content-Type": media_type}).status == 415
     odd = [
         "multipart/form-data",
         "multipart/form-data; boundary=",
         "multipart/form-data; boundary=x",
     ]
-    for kind in [*odd, "multipart/form-data; boundary=" + "b" * 300, "multipart/form-data; x; y=="]:
+    for media_type in [
+        *odd,
+        "multipart/form-data; boundary=" + "b" * 300,
+        "multipart/form-data; x; y==",
+    ]:
         for path in (PREDICT, "/v1/predict"):
-            answer = server.ask("POST", path, photo, {"Content-Type": kind})
-            assert answer.status in (400, 422), (kind, answer.body)
+            answer = server.ask("POST", path, photo, {"Content-Type": media_type})
+            assert answer.status in (400, 422), (media_type, answer.body)
             assert answer.reason == "invalid"
 
 

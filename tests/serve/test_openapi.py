@@ -110,8 +110,8 @@ def test_every_route_documents_what_it_does_and_its_errors(document: dict[str, A
         errors = {s: r for s, r in operation["responses"].items() if s >= "400"}
         assert {"400", "401", "408", "413"} <= set(errors), (method, path)
         for response in errors.values():
-            (kind,) = response["content"]
-            assert kind == "application/json", (method, path)
+            (media_type,) = response["content"]
+            assert media_type == "application/json", (method, path)
 
 
 def test_the_examples_are_true(writable: SimpleNamespace, document: dict[str, Any]):

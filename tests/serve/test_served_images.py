@@ -39,8 +39,8 @@ def animated() -> bytes:
 def bomb(side: int, bits: int = 8) -> bytes:
     """Return a small PNG whose header claims side × side pixels."""
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        body = kind + data
+    def chunk(name: bytes, data: bytes) -> bytes:
+        body = name + data
         return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, bits, 2, 0, 0, 0))

@@ -195,22 +195,23 @@ def _predicted(result: ImageResult, total: float, request: Request) -> schemas.P
 
 async def _read_image(request: Request) -> bytes:
     """Return the image of a request: its body, or the one file of its form."""
-    kind = _content_type(request)
-    if kind == FORM:
+    media_type = _content_type(request)
+    if media_type == FORM:
         async with _form(request) as form:
             files = _files(form, "image")
             if len(files) != 1:
                 raise RequestError("invalid", "the form needs exactly one file named 'image'")
             return await files[0].read()
-    if kind and kind != "application/octet-stream" and not kind.startswith("image/"):
+    raw = ("", "application/octet-stream")
+    if media_type not in raw and not media_type.startswith("image/"):
         raise RequestError("media_type", f"send the image's bytes as image/*, or as {FORM}")
     return await request.body()
 
 
 async def _read_images(request: Request, most: int) -> Sequence[tuple[str, bytes | None]]:
     """Return [(domain, image)] of a request; None for an image that is not valid base64."""
-    kind = _content_type(request)
-    if kind == FORM:
+    media_type = _content_type(request)
+    if media_type == FORM:
         async with _form(request) as form:
             files = _files(form, "image")
             names = [value for value in form.getlist("domain") if isinstance(value, str)]
@@ -221,7 +222,7 @@ async def _read_images(request: Request, most: int) -> Sequence[tuple[str, bytes
                     "the form needs 'image' files, and one 'domain' field per file or one for all",
                 )
             return [(name, await file.read()) for name, file in zip(names, files, strict=True)]
-    if kind != "application/json":
+    if media_type != "application/json":
         raise RequestError("media_type", f"send application/json or {FORM}")
     body = await request.body()
     # Checked before parsing, because a million tiny items would block the event loop for seconds.
