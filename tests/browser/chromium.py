@@ -1,4 +1,4 @@
-"""Chromium without a window, by its command line: what a page's console, DOM and picture are."""
+"""Headless Chromium by its command line: console, DOM and screenshot of a page."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ CONSOLE = re.compile(r':CONSOLE[:(]\d+\)?\] "(.*?)", source: \S* \(\d+\)', re.S)
 
 @dataclass(frozen=True)
 class Page:
-    """A page after its scripts ran: its DOM as HTML, and what it wrote to the console."""
+    """A page after its scripts ran: its DOM as HTML, and its console messages."""
 
     dom: str
     console: list[str]
 
 
 def find() -> str | None:
-    """The path of a Chromium, or None."""
+    """Return the path of a Chromium, or None."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -43,13 +43,13 @@ def visit(
     wait: float = 0,
     timeout: float = 90,
 ) -> Page:
-    """Open a file or an address; a picture and a print of it where paths for them are given.
+    """Open a file or an address; take a screenshot and print a PDF if paths are given.
 
-    A window has at least 500 pixels: a narrower page is seen through `narrow`.
+    A window has at least 500 pixels; use `narrow` for less.
 
     Args:
-        wait: seconds of the page's own clock before it is read, for scripts that take their time.
-        timeout: seconds of ours.
+        wait: seconds of the page's clock before it is read, for scripts that need time.
+        timeout: seconds of real time.
     """
     program = find()
     assert program is not None, MISSING
@@ -77,7 +77,7 @@ def visit(
 
 
 def narrow(page: Path, width: int, folder: Path, height: int = 900) -> Path:
-    """A page that shows another one in a frame of that width."""
+    """Write a page that shows another one in a frame of that width."""
     file = folder / f"narrow-{width}.html"
     style = f"border:0;width:{width}px;height:{height}px"
     file.write_text(

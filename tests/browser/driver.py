@@ -1,4 +1,4 @@
-"""Chromium that is driven: clicks, keys, dropped files; by the DevTools protocol over a pipe."""
+"""Control Chromium over the DevTools protocol: clicks, keys, dropped files."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class Tab:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """One command, and its result."""
+        """Send one command and return its result."""
         number = next(self._numbers)
-        said = {"id": number, "method": method, "params": parameters}
+        message = {"id": number, "method": method, "params": parameters}
         if self._session is not None:
-            said["sessionId"] = self._session
-        os.write(self._writing, json.dumps(said).encode() + b"\0")
+            message["sessionId"] = self._session
+        os.write(self._writing, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._message()
             if answer.get("id") == number:
@@ -53,15 +53,15 @@ class Tab:
             self._rest += part
         one, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(one)
-        what, said = message.get("method"), message.get("params", {})
-        if what == "Runtime.exceptionThrown":
-            self.console.append(json.dumps(said["exceptionDetails"])[:500])
-        if what == "Log.entryAdded" and said["entry"]["level"] in ("error", "warning"):
-            self.console.append(said["entry"]["text"])
+        method, params = message.get("method"), message.get("params", {})
+        if method == "Runtime.exceptionThrown":
+            self.console.append(json.dumps(params["exceptionDetails"])[:500])
+        if method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
+            self.console.append(params["entry"]["text"])
         return message
 
     def run(self, script: str) -> Any:
-        """The value of an expression; a promise is waited for."""
+        """Evaluate an expression, wait for promises, and return the value."""
         found = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -69,7 +69,7 @@ class Tab:
         return found["result"].get("value")
 
     def until(self, script: str, seconds: float = 30.0) -> Any:
-        """Its value, once it is true."""
+        """Wait until an expression is true, and return its value."""
         end = time.monotonic() + seconds
         while not (found := self.run(script)):
             assert time.monotonic() < end, (
@@ -79,7 +79,7 @@ class Tab:
         return found
 
     def open(self, address: str, width: int = 1200, height: int = 900) -> None:
-        """Go to an address, in a window of this size."""
+        """Open an address in a window of this size."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -91,43 +91,43 @@ class Tab:
         self.until("document.readyState === 'complete'")
 
     def choose(self, selector: str, file: Path) -> None:
-        """Give a file to an input, as its dialog would."""
+        """Choose a file in an input, as its dialog would."""
         root = self.call("DOM.getDocument")["root"]["nodeId"]
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", files=[str(file)], nodeId=node)
 
     def drop(self, selector: str, file: Path) -> None:
-        """Drag a file from outside and let it go over an element."""
+        """Drag a file from outside and drop it on an element."""
         place = self.run(
             f"(() => {{ const r = document.querySelector({json.dumps(selector)})"
             ".getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; })()"
         )
         data = {"items": [], "files": [str(file)], "dragOperationsMask": 1}
-        for kind in ("dragEnter", "dragOver", "drop"):
-            self.call("Input.dispatchDragEvent", type=kind, x=place[0], y=place[1], data=data)
+        for event in ("dragEnter", "dragOver", "drop"):
+            self.call("Input.dispatchDragEvent", type=event, x=place[0], y=place[1], data=data)
 
     def key(self, name: str) -> None:
-        """Press a key and let it go."""
+        """Press and release a key."""
         codes = {"Tab": 9, "Enter": 13, "ArrowDown": 40, " ": 32}
         text = {"text": "\r"} if name == "Enter" else {}
-        for kind in ("keyDown", "keyUp"):
+        for event in ("keyDown", "keyUp"):
             self.call(
                 "Input.dispatchKeyEvent",
-                type=kind,
+                type=event,
                 key=name,
                 code="Space" if name == " " else name,
                 windowsVirtualKeyCode=codes[name],
-                **(text if kind == "keyDown" else {}),
+                **(text if event == "keyDown" else {}),
             )
 
     def picture(self, file: Path) -> None:
-        """What is to be seen, as PNG."""
+        """Take a screenshot as PNG."""
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
 
 @contextlib.contextmanager
 def tab(dark: bool = False) -> Iterator[Tab]:
-    """A Chromium with one page; it is gone behind."""
+    """Run a Chromium with one page."""
     program = chromium.find()
     assert program is not None, chromium.MISSING
     to_it, ours = os.pipe()

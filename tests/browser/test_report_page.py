@@ -1,4 +1,4 @@
-"""The report in a real browser: no complaint, dark where asked, no wider than its window."""
+"""The report in a real browser: no console errors, dark mode, no wider than its window."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_control_a_broken_script_is_a_complaint(tmp_path):
 
 
 def test_no_script_of_a_hostile_name_runs(tmp_path):
-    """The names are text; and if one were not, the page's own policy would stop it."""
+    """Names are inserted as text; otherwise the page's security policy would block scripts."""
     file = write_report(hostile(), tmp_path / "hostile.html")
     assert chromium.visit(file).console == []
     html = file.read_text()
@@ -64,7 +64,7 @@ def test_no_script_of_a_hostile_name_runs(tmp_path):
 
 
 def test_the_report_is_no_wider_than_a_small_telephone(tmp_path):
-    """Each page is measured in a frame of its own, by a script in a copy without the policy."""
+    """Each page is measured in a frame, by a script in a copy without the security policy."""
     frames = []
     cases = {"joint": joint, "many": CASES["1000 classes"], "hostile": hostile}
     for name, facts in cases.items():

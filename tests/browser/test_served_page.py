@@ -1,4 +1,4 @@
-"""The server's page in a real browser: drop an image, switch the domain, errors, keys, narrow."""
+"""The server's page in a real browser: images, domains, errors, keyboard, narrow windows."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ PROBLEM = (
 def server(tmp_path_factory) -> Iterator[Server]:
     ecology = houses.house(tmp_path_factory.mktemp("page") / "house")
     net = ecology.network()
-    how = {"size": 32, "fit": "squash", **houses.HOW}
-    net.add_domain("hostile", list(HOSTILE), "none", preprocessing=how)
+    preprocessing = {"size": 32, "fit": "squash", **houses.NORMALIZATION}
+    net.add_domain("hostile", list(HOSTILE), "none", preprocessing=preprocessing)
     ecology.put(net, {"hostile": Details(facts())})
     with running(ecology.folder, "--deadline", 30) as server:
         yield server
@@ -67,7 +67,7 @@ def text(page: Tab, name: str) -> str:
     return str(page.run(f"document.getElementById('{name}').textContent"))
 
 
-def test_a_dropped_image_is_answered_with_bars_time_and_batch(page, server, image):
+def test_a_dropped_image_shows_predictions_time_and_batch(page, server, image):
     choose(page, "roses")
     page.drop("#drop", image)
     page.until(ANSWERED)
@@ -75,7 +75,7 @@ def test_a_dropped_image_is_answered_with_bars_time_and_batch(page, server, imag
     assert text(page, "best") == label
     assert f"{100 * probability:.1f} %" in text(page, "bars")
     assert "in roses" in text(page, "which")
-    assert "batch of 1 image from 1 domain" in text(page, "ride")
+    assert "batch of 1 image from 1 domain" in text(page, "timing")
     assert page.run("document.querySelectorAll('#bars li').length") == 5
     width = page.run("document.querySelector('#bars i').getBoundingClientRect().width")
     track = page.run("document.querySelector('#bars .bar').getBoundingClientRect().width")
@@ -83,7 +83,7 @@ def test_a_dropped_image_is_answered_with_bars_time_and_batch(page, server, imag
     assert page.console == []
 
 
-def test_another_domain_answers_the_same_image_anew(page, server, image):
+def test_another_domain_predicts_the_same_image_again(page, server, image):
     choose(page, "roses")
     page.choose("#file", image)
     page.until(ANSWERED)
@@ -100,7 +100,9 @@ def test_the_list_shows_every_domain_and_the_tiles_are_live(page, server):
     assert "ready" in text(page, "state")
 
 
-def test_what_is_no_image_is_said_and_the_next_one_is_answered(page, tmp_path, image):
+def test_a_file_that_is_not_an_image_is_an_error_and_the_next_one_is_predicted(
+    page, tmp_path, image
+):
     choose(page, "roses")
     bad = tmp_path / "bad.png"
     bad.write_bytes(b"not an image at all")
@@ -112,18 +114,18 @@ def test_what_is_no_image_is_said_and_the_next_one_is_answered(page, tmp_path, i
     assert page.run("document.getElementById('problem').hidden")
 
 
-def test_auto_names_the_domain_and_says_so_when_none_fits(page, image, tmp_path):
+def test_auto_shows_the_guessed_domain_or_that_none_fits(page, image, tmp_path):
     choose(page, "auto")
     page.choose("#file", image)
     page.until(ANSWERED)
-    assert "in clipart (guessed" in text(page, "result")
+    assert "in clipart (guessed, " in text(page, "result")
     stripes = tmp_path / "stripes.png"
     stripes.write_bytes(houses.stripes())
     page.choose("#file", stripes)
     assert "auto" in page.until(PROBLEM)
 
 
-def test_it_can_be_used_by_keyboard_alone(page, image):
+def test_it_can_be_used_by_keyboard_only(page, image):
     page.run("document.body.focus()")
     page.key("Tab")
     assert page.run("document.activeElement.id") == "file"
@@ -155,16 +157,16 @@ def test_labels_are_text_and_never_markup(page, image):
     assert page.run("document.querySelectorAll('#result img').length") == 0
 
 
-def test_a_server_that_is_gone_is_said(tmp_path):
+def test_the_page_says_when_the_server_is_gone(tmp_path):
     ecology = houses.create(tmp_path / "house")
     houses.put(ecology, "one")
     with tab() as page:
         with running(ecology.folder, "--deadline", 30) as server:
             page.open(server.address)
             page.until("document.getElementById('domain').options.length > 1")
-        page.until("document.getElementById('state').textContent.includes('does not answer')")
+        page.until("document.getElementById('state').textContent.includes('does not respond')")
 
 
-def test_it_asks_no_other_host(page, server):
+def test_it_contacts_no_other_host(page, server):
     names = page.run("performance.getEntriesByType('resource').map(r => new URL(r.name).host)")
     assert set(names) <= {f"{server.host}:{server.port}"}

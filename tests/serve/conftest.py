@@ -1,4 +1,4 @@
-"""One house and one server for all tests that leave both as they are."""
+"""One ecology and one server for all tests that change neither."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch_covnorm.ecology import Ecology
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The servers have the other core."""
+    """Leave the other core to the servers."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -24,27 +24,29 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Ecology:
-    """Every kind of domain; nobody changes it."""
+    """An ecology with every kind of domain. Tests do not change it."""
     return houses.house(tmp_path_factory.mktemp("house") / "house")
 
 
 @pytest.fixture(scope="session")
 def server(house: Ecology) -> Iterator[Server]:
-    """As `covnorm serve` starts it, with a deadline for busy machines."""
+    """The server that `covnorm serve` starts, with a deadline for busy machines."""
     with running(house.folder, "--deadline", 30) as server:
         yield server
 
 
 @pytest.fixture
 def writable(_writable: SimpleNamespace) -> Iterator[SimpleNamespace]:
-    """An ecology that changes, and its server, which lets clients write; "stays" always stays."""
+    """An ecology that tests may change, and its server; the domain "stays" always exists."""
     yield _writable
     ecology, server = _writable.ecology, _writable.server
     if left := [name for name in ecology.domains if name != "stays"]:
         ecology.remove(left)
-    if "stays" not in ecology.domains:  # the OpenAPI tests delete what they find
+    if "stays" not in ecology.domains:  # the OpenAPI tests delete every domain
         houses.put(ecology, "stays", adapter="residual")
-        wait_for(lambda: server.get("/v1/domains/stays").status == 200, "it is there again")
+        wait_for(
+            lambda: server.get("/v1/domains/stays").status == 200, "the domain is served again"
+        )
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Ecologies to serve: untrained domains on a real backbone, each of which answers differently."""
+"""Ecologies to serve: untrained domains on a real backbone, each with different predictions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torch_covnorm.data.images import fit_image
 from torch_covnorm.data.loader import as_input
 from torch_covnorm.ecology import Details, Ecology
 
-HOW = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
-# name: (adapter, classes, side, fit); of each kind that a batch treats in its own way
+NORMALIZATION = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+# name: (adapter, classes, side, fit); one for every kind that a batch handles differently
 DOMAINS = {
     "roses": ("residual", 10, 48, "squash"),
     "shells": ("lowrank", 3, 48, "squash"),
@@ -46,11 +46,11 @@ def add(
     fit: str = "squash",
     seed: int = 0,
 ) -> None:
-    """A shaken domain with a head that takes sides."""
+    """Add a domain with random weights and a head with clear preferences."""
     seeded(f"{name} {seed}")
     labels = [f"{name}-{i}" for i in range(classes)]
-    how = {"size": side, "fit": fit, **HOW}
-    domain = net.add_domain(name, labels, adapter, preprocessing=how)
+    preprocessing = {"size": side, "fit": fit, **NORMALIZATION}
+    domain = net.add_domain(name, labels, adapter, preprocessing=preprocessing)
     if adapter == "mask":
         domain.pack_()
     else:
@@ -65,16 +65,16 @@ def create(folder: Path, backbone: str = "efficientnet-lite0") -> Ecology:
     return Ecology.create(folder, backbone, None if backbone == "efficientnet-lite0" else "random")
 
 
-def put(ecology: Ecology, *names: str, replace: bool = False, **how: Any) -> None:
-    """Domains of one kind; of another seed, they answer anew."""
+def put(ecology: Ecology, *names: str, replace: bool = False, **options: Any) -> None:
+    """Store domains of one kind. Another seed gives other predictions."""
     net = ecology.network()
     for name in names:
-        add(net, name, **how)
+        add(net, name, **options)
     ecology.put(net, {name: Details(facts()) for name in names}, replace=replace)
 
 
 def house(folder: Path) -> Ecology:
-    """Every kind of domain; two share a basis, three know what their images are like."""
+    """Create an ecology with every kind of domain: two share a basis, three have statistics."""
     ecology = create(folder)
     net = ecology.network()
     for name, (adapter, classes, side, fit) in DOMAINS.items():
@@ -87,43 +87,43 @@ def house(folder: Path) -> Ecology:
 
 
 def share(ecology: Ecology, *names: str, seed: int = 0, replace: bool = False) -> None:
-    """Domains that share a basis; of another seed, it is another one."""
+    """Store domains that share a basis. Another seed gives another basis."""
     net = ecology.network()
     for name in names:
         add(net, name, "residual", 4, 32, seed=seed)
     seeded(f"images {seed}")
-    x = as_input(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), HOW)
+    x = as_input(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), NORMALIZATION)
     moments = {name: cn.collect(net, name, [x]) for name in names}
     cn.join_(net, list(names), moments, 0.9)
     ecology.put(net, {name: Details(facts()) for name in names}, replace=replace)
 
 
 @functools.cache
-def picture(sample: str = "clipart", i: int = 0, kind: str = "PNG") -> bytes:
-    """A real image as a file."""
+def picture(sample: str = "clipart", i: int = 0, file_format: str = "PNG") -> bytes:
+    """Return a real image as a file."""
     pixels = load_sample(sample).x_test[i].permute(1, 2, 0).contiguous().numpy()
-    return encoded(Image.fromarray(pixels), kind)
+    return encoded(Image.fromarray(pixels), file_format)
 
 
 def stripes() -> bytes:
-    """Like nothing that any domain has seen: hard stripes in one colour."""
+    """Return an image unlike any that a domain has seen: hard stripes in one colour."""
     pixels = torch.zeros(64, 64, 3, dtype=torch.uint8)
     pixels[::2, :, 0] = 255
     return encoded(Image.fromarray(pixels.numpy()), "PNG")
 
 
-def encoded(image: Image.Image, kind: str = "PNG", **how: Any) -> bytes:
+def encoded(image: Image.Image, file_format: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
-    image.save(file, kind, **how)
+    image.save(file, file_format, **options)
     return file.getvalue()
 
 
 def known(ecology: Ecology, name: str, images: Tensor, side: int = 32, examples: int = 8) -> None:
-    """A domain that keeps the statistics of images (n, 3, h, w), as one that was trained does."""
+    """Store a domain with the statistics of images (n, 3, h, w), like a trained one."""
     net = ecology.network().eval()
     add(net, name, "residual", 3, side)
     fitted = torch.stack([fit_image(image, side) for image in images])
-    moments = cn.collect(net, name, [as_input(part, HOW) for part in fitted.split(32)])
+    moments = cn.collect(net, name, [as_input(part, NORMALIZATION) for part in fitted.split(32)])
     pixels = [image.permute(1, 2, 0).contiguous().numpy() for image in images[:examples]]
     pngs = {f"{i:03}": encoded(Image.fromarray(p)) for i, p in enumerate(pixels)}
     ecology.put(net, {name: Details(facts(), moments=moments, examples=pngs)})

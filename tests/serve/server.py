@@ -1,4 +1,4 @@
-"""A real server in a process of its own, spoken to over real sockets; none is left behind."""
+"""A real server in a separate process, called over real sockets and always ended."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 90.0  # seconds for what takes a second on a machine with nothing else to do
+PATIENCE = 90.0  # seconds for what takes one second on an idle machine
 
 
 @dataclass(frozen=True)
-class Answer:
+class Response:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -34,7 +34,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The word of a refusal."""
+        """Return the reason of an error."""
         return str(self.json["error"]["reason"])
 
     @property
@@ -48,7 +48,7 @@ class Answer:
 
 
 class Server:
-    """`covnorm serve FOLDER`, listening; `limits` sets what the command has no option for."""
+    """`covnorm serve FOLDER`, listening. `limits`: settings that the command has no option for."""
 
     def __init__(
         self, folder: Path, *options: object, limits: dict[str, Any] | None = None
@@ -67,23 +67,23 @@ class Server:
         line = self.process.stdout.readline()
         if not line:
             self.process.wait(PATIENCE)
-            said = self.said()
+            log = self.log_text()
             self.kill()
-            raise AssertionError(f"the server did not start: {said}")
+            raise AssertionError(f"the server did not start: {log}")
         self.address = json.loads(line)["address"]
         place = urllib.parse.urlsplit(self.address)
         assert place.hostname is not None
         self.host, self.port = place.hostname, place.port
 
-    def said(self) -> str:
-        """All of its log."""
+    def log_text(self) -> str:
+        """Return the whole log."""
         return os.pread(self.log.fileno(), 10_000_000, 0).decode()
 
     def lines(self) -> list[dict[str, Any]]:
-        """Its log, a dictionary a line."""
-        return [json.loads(line) for line in self.said().splitlines()]
+        """Return the log, one dictionary per line."""
+        return [json.loads(line) for line in self.log_text().splitlines()]
 
-    # ── speaking ─────────────────────────────────────────────────────────────────────────────
+    # ── requests ─────────────────────────────────────────────────────────────────────────────
 
     def connect(self, timeout: float = PATIENCE) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.host, self.port, timeout=timeout)
@@ -95,41 +95,41 @@ class Server:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
         timeout: float = PATIENCE,
-    ) -> Answer:
-        """One request on a connection of its own."""
+    ) -> Response:
+        """Send one request on a new connection."""
         connection = self.connect(timeout)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
             found = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, found, response.read())
+            return Response(response.status, found, response.read())
         finally:
             connection.close()
 
-    def get(self, path: str, **headers: str) -> Answer:
+    def get(self, path: str, **headers: str) -> Response:
         return self.ask("GET", path, headers=headers)
 
-    def predict(self, domain: str, image: bytes, top: int | None = None, **rest: Any) -> Answer:
-        """One image as it is."""
+    def predict(self, domain: str, image: bytes, top: int | None = None, **rest: Any) -> Response:
+        """Predict one image, sent as its bytes."""
         path = f"/v1/domains/{domain}/predict" + ("" if top is None else f"?top={top}")
         headers = {"Content-Type": "application/octet-stream", **rest.pop("headers", {})}
         return self.ask("POST", path, image, headers, **rest)
 
-    def many(self, items: list[tuple[str, bytes]], top: int = 100, **rest: Any) -> Answer:
-        """Images of many domains in one request."""
+    def many(self, items: list[tuple[str, bytes]], top: int = 100, **rest: Any) -> Response:
+        """Predict images of many domains in one request."""
         listed = [{"domain": d, "image": base64.b64encode(i).decode()} for d, i in items]
         headers = {"Content-Type": "application/json"}
         body = json.dumps({"items": listed}).encode()
         return self.ask("POST", f"/v1/predict?top={top}", body, headers, **rest)
 
-    def upload(self, name: str, files: dict[str, bytes], replace: bool = False) -> Answer:
-        """PUT a domain."""
+    def upload(self, name: str, files: dict[str, bytes], replace: bool = False) -> Response:
+        """Upload a domain."""
         body, headers = form([("file", file, content) for file, content in files.items()])
         path = f"/v1/domains/{name}" + "?replace=true" * replace
         return self.ask("PUT", path, body, headers)
 
     def metrics(self) -> dict[str, float]:
-        """{series: value}."""
+        """Return {series: value}."""
         found = {}
         for line in self.get("/metrics").body.decode().splitlines():
             if not line.startswith("#"):
@@ -144,37 +144,37 @@ class Server:
 
     @property
     def worker(self) -> int:
-        """The process that computes."""
+        """Return the process id of the worker."""
         return int(self.get("/v1/status").json["workers"][0]["pid"])
 
-    def rss(self, pid: int, kind: str = "RssAnon") -> int:
-        """Bytes of a process's own memory; VmHWM: at most until now, with what it shares."""
+    def rss(self, pid: int, field: str = "RssAnon") -> int:
+        """Return the private memory of a process in bytes; VmHWM: the peak, with shared memory."""
         status = Path(f"/proc/{pid}/status").read_text()
-        found = re.search(rf"^{kind}:\s+(\d+) kB", status, flags=re.M)
+        found = re.search(rf"^{field}:\s+(\d+) kB", status, flags=re.M)
         assert found is not None
         return 1024 * int(found[1])
 
     def wait_ready(self) -> Server:
-        wait_for(lambda: self.get("/ready").status == 200, "it is ready", self.said)
+        wait_for(lambda: self.get("/ready").status == 200, "it is ready", self.log_text)
         return self
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Its exit code; killed with all that it started if it does not end by itself."""
+        """Stop the server and return its exit code; kill it if it does not end."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
             return self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it does not stop: {self.said()}") from None
+            raise AssertionError(f"it does not stop: {self.log_text()}") from None
         finally:
             self.kill()
 
     def kill(self) -> None:
-        """Without a chance to say anything."""
+        """Kill the server and the processes it has started."""
         children = descendants(self.process.pid)
         self.process.kill()
         self.process.wait()
-        for pid in children:  # they end by themselves, unless they were stopped
+        for pid in children:  # they end without the server, unless a test has suspended them
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         assert self.process.stdout is not None
@@ -184,7 +184,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(folder: Path, *options: object, **rest: Any) -> Iterator[Server]:
-    """A server that is ready, stopped in the end."""
+    """Run a server, from ready to killed."""
     server = Server(folder, *options, **rest)
     try:
         yield server.wait_ready()
@@ -195,7 +195,7 @@ def running(folder: Path, *options: object, **rest: Any) -> Iterator[Server]:
 def wait_for(
     done: Callable[[], object], what: str, more: Callable[[], object] = str, patience: float = 0
 ) -> float:
-    """Seconds until something is so."""
+    """Wait until `done()` is true, and return the seconds it took."""
     start = time.monotonic()
     while True:
         with contextlib.suppress(ConnectionError):
@@ -206,7 +206,7 @@ def wait_for(
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that a process has started, and they."""
+    """Return the child processes of a process, and theirs."""
     found = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -216,11 +216,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def form(parts: list[tuple[str, str | None, bytes]]) -> tuple[bytes, dict[str, str]]:
-    """[(field, file name, content)] as multipart/form-data: body and headers."""
+    """Return body and headers of a form with the parts [(field, file name, content)]."""
     boundary, out = "----boundary-of-a-test", []
     for field, name, content in parts:
-        said = f'form-data; name="{field}"' + ("" if name is None else f'; filename="{name}"')
-        head = f"--{boundary}\r\nContent-Disposition: {said}\r\n"
+        disposition = f'form-data; name="{field}"' + (
+            "" if name is None else f'; filename="{name}"'
+        )
+        head = f"--{boundary}\r\nContent-Disposition: {disposition}\r\n"
         head += "" if name is None else "Content-Type: application/octet-stream\r\n"
         out.append(head.encode() + b"\r\n" + content + b"\r\n")
     out.append(f"--{boundary}--\r\n".encode())
@@ -228,10 +230,10 @@ def form(parts: list[tuple[str, str | None, bytes]]) -> tuple[bytes, dict[str, s
 
 
 def main() -> None:
-    """A server with limits that the command has no option for."""
+    """Run a server with limits that the command has no option for."""
     from torch_covnorm.ecology import Ecology
     from torch_covnorm.serve import Keys, Limits
-    from torch_covnorm.serve.running import print_address, serve
+    from torch_covnorm.serve.server import print_address, serve
 
     given = json.loads(sys.argv[2])
     writes, keys = given.pop("allow_writes", False), given.pop("keys", [])
@@ -242,7 +244,7 @@ def main() -> None:
         keys=Keys(keys),
         allow_writes=writes,
         json_logs=True,
-        told=print_address,
+        on_listening=print_address,
     )
 
 

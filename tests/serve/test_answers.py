@@ -1,4 +1,4 @@
-"""Every image is answered by its own domain, as `covnorm predict` answers it."""
+"""Every image is predicted by its domain, exactly as `covnorm predict` does it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from command import covnorm
 from houses import DOMAINS, picture
-from server import Answer, Server, form
+from server import Response, Server, form
 
 from torch_covnorm.ecology import Ecology
 
@@ -25,7 +25,7 @@ Truth = dict[tuple[str, str], list[tuple[str, float]]]
 
 @functools.cache
 def files() -> dict[str, bytes]:
-    """Real images of several kinds and shapes."""
+    """Return real images of several formats and shapes."""
     return {
         "clipart.png": picture("clipart", 3),
         "clipart.jpg": picture("clipart", 5, "JPEG"),
@@ -39,7 +39,7 @@ def top(rows: list[dict[str, Any]]) -> list[tuple[str, float]]:
 
 
 def assert_same(found: list[tuple[str, float]], wanted: list[tuple[str, float]]) -> None:
-    """The same label, bit for bit; the same probabilities."""
+    """Check for the same best label and the same probabilities."""
     assert found[0][0] == wanted[0][0]
     assert len(found) == len(wanted)
     assert dict(found) == pytest.approx(dict(wanted), abs=CLOSE, rel=0)
@@ -55,7 +55,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(house: Ecology, saved: Path) -> Truth:
-    """What `covnorm predict` says of every image by every domain."""
+    """The output of `covnorm predict` for every image and every domain."""
     found = {}
     for domain in TESTED:
         paths = [saved / name for name in files()]
@@ -66,12 +66,12 @@ def truth(house: Ecology, saved: Path) -> Truth:
 
 
 def mixed(truth: Truth, seed: int, n: int = 24) -> list[tuple[str, str]]:
-    """[(domain, image)] in any order, with duplicates."""
+    """Return [(domain, image)] in random order, with duplicates."""
     return random.Random(seed).choices(sorted(truth), k=n)
 
 
 def test_a_mixed_batch_over_http_equals_covnorm_predict(server: Server, truth: Truth):
-    rode = set()
+    domains_per_batch = set()
     for seed in range(4):
         items = mixed(truth, seed)
         answer = server.many([(d, files()[i]) for d, i in items])
@@ -79,12 +79,14 @@ def test_a_mixed_batch_over_http_equals_covnorm_predict(server: Server, truth: T
         for item, row in zip(items, answer.json["items"], strict=True):
             assert row["domain"] == item[0]
             assert_same(top(row["predictions"]), truth[item])
-            rode.add(row["batch"]["domains"])
-    assert max(rode) > 2  # they did ride together
+            domains_per_batch.add(row["batch"]["domains"])
+    assert max(domains_per_batch) > 2  # they did share batches
 
 
-def test_the_command_in_a_second_process_says_the_same(house: Ecology, saved: Path, server: Server):
-    """The house's fixtures call the command in this process; here it has one of its own."""
+def test_the_command_in_a_second_process_predicts_the_same(
+    house: Ecology, saved: Path, server: Server
+):
+    """Other tests call the command inside the test process; this one starts a new process."""
     running = {}
     for domain in ("roses", "leaves"):
         words = ["-m", "torch_covnorm", "predict", domain, *map(str, saved.iterdir())]
@@ -99,8 +101,8 @@ def test_the_command_in_a_second_process_says_the_same(house: Ecology, saved: Pa
             assert_same(top(answer.json["predictions"]), top(row["top"]))
 
 
-def test_control_the_wrong_domain_answers_otherwise(server: Server, truth: Truth):
-    """Else the tests beside this one would pass on a server that mixes domains up."""
+def test_control_the_wrong_domain_predicts_something_else(server: Server, truth: Truth):
+    """Otherwise the tests above would pass on a server that confuses domains."""
     for image in files():
         for wrong in ("north", "coins"):
             answer = server.predict(wrong, files()[image], top=99)
@@ -113,13 +115,13 @@ def test_control_the_wrong_domain_answers_otherwise(server: Server, truth: Truth
 
 
 @pytest.mark.parametrize("domain", ["roses", "shells", "moths", "coins", "leaves", "north"])
-def test_an_image_alone_equals_covnorm_predict(domain: str, server: Server, truth: Truth):
+def test_a_single_image_equals_covnorm_predict(domain: str, server: Server, truth: Truth):
     for image, data in files().items():
         answer = server.predict(domain, data, top=99)
         assert_same(top(answer.json["predictions"]), truth[domain, image])
 
 
-def test_bytes_a_form_and_json_are_answered_alike(server: Server, photo: bytes):
+def test_bytes_form_and_json_give_the_same_predictions(server: Server, photo: bytes):
     body, headers = form([("image", "any name.png", photo)])
     formed = server.ask("POST", "/v1/domains/roses/predict", body, headers)
     body, headers = form([("domain", None, b"roses"), ("image", "a", photo), ("image", "b", photo)])
@@ -131,7 +133,7 @@ def test_bytes_a_form_and_json_are_answered_alike(server: Server, photo: bytes):
     assert len(several.json["items"]) == 2
 
 
-def test_top_gives_that_many_answers_best_first(server: Server, photo: bytes):
+def test_top_gives_that_many_predictions_best_first(server: Server, photo: bytes):
     for n, wanted in ((None, 5), (1, 1), (3, 3), (10, 10), (10**30, 10)):
         found = top(server.predict("roses", photo, top=n).json["predictions"])
         assert len(found) == wanted
@@ -143,11 +145,11 @@ def test_top_gives_that_many_answers_best_first(server: Server, photo: bytes):
 def test_an_unknown_domain_is_404_never_the_bare_backbone(server: Server, photo: bytes):
     answer = server.predict("rose", photo)
     assert (answer.status, answer.reason) == (404, "unknown_domain")
-    assert "'roses'" in answer.message  # it says what is near
+    assert "'roses'" in answer.message  # the nearest name
     assert "predictions" not in answer.json
 
 
-def test_an_unknown_domain_inside_a_good_batch_fails_alone(
+def test_an_unknown_domain_in_a_batch_does_not_fail_the_others(
     server: Server, truth: Truth, photo: bytes
 ):
     items = [("roses", "digit.png"), ("nobody", "digit.png"), ("south", "clipart.jpg")]
@@ -160,7 +162,7 @@ def test_an_unknown_domain_inside_a_good_batch_fails_alone(
     assert_same(top(third["predictions"]), truth[items[2]])
 
 
-def test_a_bad_image_inside_a_good_batch_fails_alone(server: Server, truth: Truth):
+def test_a_bad_image_in_a_batch_does_not_fail_the_others(server: Server, truth: Truth):
     good = files()["digit.png"]
     answer = server.many([("roses", b"no image"), ("roses", good), ("coins", b"")])
     first, second, third = answer.json["items"]
@@ -168,8 +170,8 @@ def test_a_bad_image_inside_a_good_batch_fails_alone(server: Server, truth: Trut
     assert_same(top(second["predictions"]), truth["roses", "digit.png"])
 
 
-def test_16_threads_with_random_domains_equal_the_serial_answers(server: Server, truth: Truth):
-    def client(seed: int) -> list[tuple[tuple[str, str], Answer]]:
+def test_16_threads_with_random_domains_equal_the_serial_predictions(server: Server, truth: Truth):
+    def client(seed: int) -> list[tuple[tuple[str, str], Response]]:
         return [
             (item, server.predict(item[0], files()[item[1]], 99)) for item in mixed(truth, seed, 12)
         ]
@@ -183,7 +185,7 @@ def test_16_threads_with_random_domains_equal_the_serial_answers(server: Server,
         assert answer.json["domain"] == item[0]
         assert_same(top(answer.json["predictions"]), truth[item])
         shared += answer.json["batch"]["domains"] > 1
-    assert shared > 16  # domains met in batches
+    assert shared > 16  # domains shared batches
 
 
 def test_too_many_images_in_one_request_are_413(server: Server, photo: bytes):

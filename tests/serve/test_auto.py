@@ -1,4 +1,4 @@
-"""`auto`: the server names the domain, by the statistics that every domain keeps."""
+"""`auto`: the server guesses the domain from the statistics that every domain stores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch_covnorm.ecology.manifest import FORMAT, MANIFEST
 from torch_covnorm.serve.guess import Guesser
 
 
-def test_auto_names_the_domain_of_images_it_has_not_seen(server: Server):
+def test_auto_guesses_the_domain_of_images_it_has_not_seen(server: Server):
     right = 0
     for name in SAMPLES:
         for i in range(10):
@@ -35,7 +35,7 @@ def test_auto_names_the_domain_of_images_it_has_not_seen(server: Server):
     assert right >= 27, right
 
 
-def test_the_answer_is_that_of_the_domain_it_named(server: Server):
+def test_the_prediction_is_that_of_the_guessed_domain(server: Server):
     for name in SAMPLES:
         image = houses.picture(name, 1)
         guessed = server.predict("auto", image)
@@ -46,10 +46,10 @@ def test_the_answer_is_that_of_the_domain_it_named(server: Server):
         assert asked.json["confidence"] is None
         listed = guessed.json["candidates"]
         assert listed[0]["domain"] == guessed.json["domain"]
-        assert {row["domain"] for row in listed} == set(SAMPLES)  # the others keep none
+        assert {row["domain"] for row in listed} == set(SAMPLES)  # the others have no statistics
 
 
-def test_it_says_so_when_none_fits(server: Server):
+def test_an_image_that_fits_no_domain_is_422(server: Server):
     answer = server.predict("auto", houses.stripes())
     assert (answer.status, answer.reason) == (422, "no_domain_fits"), answer.body
     assert "name the domain" in answer.message
@@ -59,12 +59,12 @@ def test_it_says_so_when_none_fits(server: Server):
     assert second["domain"] == "digits"
 
 
-def test_a_bad_image_is_422_here_too(server: Server):
+def test_a_bad_image_is_422_with_auto_too(server: Server):
     answer = server.predict("auto", b"no image")
     assert (answer.status, answer.reason) == (422, "bad_image")
 
 
-def test_an_ecology_without_statistics_says_so(writable: SimpleNamespace, photo: bytes):
+def test_an_ecology_without_statistics_is_422(writable: SimpleNamespace, photo: bytes):
     answer = writable.server.predict("auto", photo)
     assert (answer.status, answer.reason) == (422, "no_domain")
 
@@ -81,7 +81,7 @@ def test_a_new_domain_is_learned_and_a_removed_one_forgotten(writable: SimpleNam
 
 
 def test_a_domain_that_comes_back_with_statistics_is_learned(writable: SimpleNamespace):
-    """It was known as one that keeps none."""
+    """Before, it was known as a domain without statistics."""
     server, ecology = writable.server, writable.ecology
     image = houses.picture("digits", 2)
     houses.put(ecology, "digits", adapter="residual")
@@ -93,8 +93,8 @@ def test_a_domain_that_comes_back_with_statistics_is_learned(writable: SimpleNam
     wait_for(lambda: server.predict("auto", image).status == 200, "it is known now")
 
 
-def test_domains_that_come_and_go_make_no_error(writable: SimpleNamespace):
-    """Learning and forgetting go on beside the guessing."""
+def test_domains_added_and_removed_during_guesses_cause_no_error(writable: SimpleNamespace):
+    """The worker learns and forgets domains while it guesses."""
     server, ecology = writable.server, writable.ecology
     sample, image = load_sample("digits").x_train[:32], houses.picture("digits", 2)
     houses.known(ecology, "digits", sample)
@@ -115,11 +115,11 @@ def test_domains_that_come_and_go_make_no_error(writable: SimpleNamespace):
             ecology.remove([f"more-{i % 3}"])
             i += 1
         seen = set().union(*(c.result() for c in clients))
-    assert seen <= {200, 404}, seen  # 404: it went between the guess and the answer
+    assert seen <= {200, 404}, seen  # 404: it was removed after the guess
 
 
-def test_many_guesses_stand_in_nobody_elses_way(house: Ecology, tmp_path: Path, photo: bytes):
-    """Where a guess takes long, many of them are refused or late; named domains are answered."""
+def test_many_guesses_do_not_delay_named_domains(house: Ecology, tmp_path: Path, photo: bytes):
+    """If guesses are slow, many of them fail; requests that name a domain do not."""
     copy = Ecology(shutil.copytree(house.folder, tmp_path / "copy"))
     file = copy.folder / MANIFEST
     made = content(json.loads(file.read_bytes()))
@@ -134,9 +134,9 @@ def test_many_guesses_stand_in_nobody_elses_way(house: Ecology, tmp_path: Path, 
             named = [server.predict("roses", photo).status for _ in range(12)]
             rows = many.result().json["items"]
         assert named == [200] * 12
-        refused = [row["error"]["reason"] for row in rows if "error" in row]
-        assert {"queue_full", "deadline", "no_domain_fits"} >= set(refused)
-        assert refused.count("queue_full") + refused.count("deadline") > 10, "no guess was slow"
+        reasons = [row["error"]["reason"] for row in rows if "error" in row]
+        assert {"queue_full", "deadline", "no_domain_fits"} >= set(reasons)
+        assert reasons.count("queue_full") + reasons.count("deadline") > 10, "no guess was slow"
         assert server.predict("roses", photo).status == 200
         assert server.get("/v1/status").json["workers"][0]["restarts"] == 0
 
@@ -159,8 +159,8 @@ def test_names_that_differ_by_a_number_are_all_learned(tmp_path: Path):
     assert {f["domain"] for f in found} == set(names)
 
 
-def test_a_domain_that_is_forgotten_while_it_is_guessed_costs_nobody_else(house: Ecology):
-    """It goes at the worst moment: when its image is taken, just before its layers are."""
+def test_a_domain_forgotten_during_a_guess_does_not_affect_others(house: Ecology):
+    """It is removed at the worst moment: just before its layers are used."""
     guesser = Guesser(house)
     guesser.learn(dict.fromkeys(SAMPLES, "1"))
     others = SAMPLES[1:]
@@ -178,7 +178,7 @@ def test_a_domain_that_is_forgotten_while_it_is_guessed_costs_nobody_else(house:
     assert {f["domain"] for f in found} == set(others)
 
 
-def test_damaged_statistics_cost_only_the_domain_that_has_them(writable: SimpleNamespace):
+def test_damaged_statistics_affect_only_their_domain(writable: SimpleNamespace):
     server, ecology = writable.server, writable.ecology
     for name in ("digits", "sketches"):
         houses.known(ecology, name, load_sample(name).x_train[:64])
@@ -189,7 +189,7 @@ def test_damaged_statistics_cost_only_the_domain_that_has_them(writable: SimpleN
     assert server.predict("digits", image).status == 200
 
 
-def test_guessing_changes_no_answer_of_a_named_domain(server: Server):
+def test_guesses_do_not_change_predictions_of_named_domains(server: Server):
     image = houses.picture("clipart", 4)
     alone = {name: server.predict(name, image).json["predictions"] for name in SAMPLES}
     with ThreadPoolExecutor(8) as pool:

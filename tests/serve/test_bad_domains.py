@@ -1,4 +1,4 @@
-"""A domain that cannot be served is refused by name, and the others never notice."""
+"""A domain that cannot be served gets 409, and the other domains are not affected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import houses
 import pytest
-from server import Answer, Server, wait_for
+from server import Response, Server, wait_for
 from small_ecology import files, forge, forge_blob
 
 from torch_covnorm.ecology import Ecology
@@ -45,12 +45,12 @@ DAMAGE = {
 }
 
 
-def forged(how: dict[str, Any]) -> Any:
-    """Every checksum fits, but what the domain says of its images is nonsense."""
+def forged(preprocessing: dict[str, Any]) -> Any:
+    """Return a change that keeps checksums valid but makes the preprocessing nonsense."""
     return lambda e, n: forge_blob(
         e.folder,
         ("domains", n, "blobs", "record"),
-        lambda record: record["preprocessing"].update(how),
+        lambda record: record["preprocessing"].update(preprocessing),
     )
 
 
@@ -81,7 +81,7 @@ FORGED: dict[str, Any] = {
 
 @contextlib.contextmanager
 def steady(server: Server, domain: str, photo: bytes, clients: int = 2) -> Iterator[Counter[int]]:
-    """Traffic for a domain while the block runs: how many answers of each status."""
+    """Send requests for a domain while the block runs; count the responses by status."""
     seen: Counter[int] = Counter()
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -107,13 +107,13 @@ def steady(server: Server, domain: str, photo: bytes, clients: int = 2) -> Itera
 
 @pytest.fixture
 def guest(writable: SimpleNamespace) -> str:
-    """A domain for one test."""
+    """Add a domain for one test."""
     houses.put(writable.ecology, "guest")
     return "guest"
 
 
 @pytest.mark.parametrize("damage", [*DAMAGE, *FORGED])
-def test_a_broken_domain_is_409_and_the_others_keep_serving(
+def test_a_broken_domain_is_409_and_the_others_are_served(
     damage: str, guest: str, writable: SimpleNamespace, photo: bytes
 ):
     server: Server = writable.server
@@ -133,7 +133,7 @@ def test_a_broken_domain_is_409_and_the_others_keep_serving(
     assert server.get("/ready").status == 200
 
 
-def test_a_domain_that_was_mended_is_served_again(writable: SimpleNamespace, photo: bytes):
+def test_a_domain_that_was_repaired_is_served_again(writable: SimpleNamespace, photo: bytes):
     server, ecology = writable.server, writable.ecology
     houses.put(ecology, "mended")
     kept = blob(ecology, "mended", "tensors").read_bytes()
@@ -143,8 +143,8 @@ def test_a_domain_that_was_mended_is_served_again(writable: SimpleNamespace, pho
     assert server.predict("mended", photo).status == 200
 
 
-def test_a_domain_whose_answers_are_no_numbers_is_409(writable: SimpleNamespace, photo: bytes):
-    """Its files are in order, but its numbers overflow on the way."""
+def test_a_domain_whose_output_is_not_finite_is_409(writable: SimpleNamespace, photo: bytes):
+    """Its files are valid, but its output overflows."""
     import torch
     from small_ecology import facts
 
@@ -163,7 +163,7 @@ def test_a_domain_whose_answers_are_no_numbers_is_409(writable: SimpleNamespace,
     assert [("error" in row) for row in rows] == [False, True] * 4
 
 
-def test_a_damaged_manifest_leaves_what_is_known(writable: SimpleNamespace, photo: bytes):
+def test_a_damaged_manifest_keeps_the_last_known_state(writable: SimpleNamespace, photo: bytes):
     server, file = writable.server, writable.ecology.folder / MANIFEST
     houses.put(writable.ecology, "asleep")
     wait_for(lambda: server.get("/v1/domains/asleep").status == 200, "it is known, not loaded")
@@ -184,7 +184,9 @@ def test_a_damaged_manifest_leaves_what_is_known(writable: SimpleNamespace, phot
                 answer = server.ask("DELETE", "/v1/domains/stays")
                 assert answer.status in (409, 422), answer.body
                 answer = server.predict("asleep", photo, timeout=10)
-                assert answer.status == 409, answer.body  # it cannot be loaded, and is not tried on
+                assert answer.status == 409, (
+                    answer.body
+                )  # it cannot be loaded, and there is no endless retry
     finally:
         file.write_bytes(good)
     assert server.predict("stays", photo).best == wanted
@@ -197,7 +199,7 @@ def test_50_bad_domain_files_under_steady_traffic_lose_no_request(
     rng, ways = random.Random(0), list(DAMAGE.values())
     failed = 'covnorm_loads_total{result="failed"}'
     before, pid = server.metric(failed), server.worker
-    answers: list[Answer] = []
+    answers: list[Response] = []
     with steady(server, "stays", photo, 1) as seen:
         for i in range(50):
             name = f"bad-{i}"
@@ -212,7 +214,7 @@ def test_50_bad_domain_files_under_steady_traffic_lose_no_request(
     assert server.worker == pid  # none of them killed it
 
 
-def test_a_domain_that_goes_under_traffic_is_404_and_nothing_else(
+def test_a_domain_removed_under_traffic_is_404_and_nothing_else(
     writable: SimpleNamespace, photo: bytes
 ):
     server, ecology = writable.server, writable.ecology
@@ -227,8 +229,8 @@ def test_a_domain_that_goes_under_traffic_is_404_and_nothing_else(
     assert comes[200] > 5
 
 
-def test_control_the_damage_is_damage(tmp_path: Path):
-    """`verify` sees each of them too."""
+def test_control_verify_reports_the_damage(tmp_path: Path):
+    """`verify` reports each of them, too."""
     from torch_covnorm.ecology import verify
 
     ecology = houses.create(tmp_path / "house")

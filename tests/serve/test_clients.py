@@ -1,4 +1,4 @@
-"""Clients that go, crawl, or speak no HTTP: they get 4xx, and nobody else notices."""
+"""Clients that disconnect, are slow, or do not speak HTTP get 4xx and disturb nobody else."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SLOW = 2.0
 
 @pytest.fixture(scope="module")
 def strict(house: Ecology) -> Iterator[Server]:
-    """A server that gives a body little time."""
+    """A server with a short timeout for bodies."""
     with running(house.folder, limits={"upload": SLOW, "deadline": 30.0}) as server:
         yield server
 
 
 def opened(server: Server, *parts: bytes) -> socket.socket:
-    """A connection on which these bytes were sent."""
+    """Open a connection and send these bytes."""
     made = socket.create_connection((server.host, server.port), timeout=60)
     for part in parts:
         made.sendall(part)
@@ -39,7 +39,7 @@ def head(length: object, *more: str, method: str = "POST", path: str = PREDICT) 
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """All until the other end closes."""
+    """Read until the server closes the connection."""
     found = b""
     try:
         while part := connection.recv(65536):
@@ -53,21 +53,21 @@ def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
-def test_a_client_that_goes_mid_upload_harms_nobody(server: Server, photo: bytes):
+def test_a_client_that_disconnects_during_its_upload_harms_nobody(server: Server, photo: bytes):
     before = server.metric('covnorm_requests_total{route="other",status="500"}')
     for _ in range(20):
         opened(server, head(len(photo)), photo[:100]).close()
     body, headers = form([("image", "a.png", photo)])
     for _ in range(10):
-        kind = f"Content-Type: {headers['Content-Type']}"
-        opened(server, head(len(body), kind), body[:150]).close()
+        header = f"Content-Type: {headers['Content-Type']}"
+        opened(server, head(len(body), header), body[:150]).close()
     assert server.predict("roses", photo).status == 200
     wait_for(lambda: server.metric("covnorm_queue_depth") == 0, "nothing is held for them")
     assert server.metric('covnorm_requests_total{route="other",status="500"}') == before
     assert not [line for line in server.lines() if line["level"] == "error"]
 
 
-def test_a_client_that_goes_before_its_answer_harms_nobody(server: Server, photo: bytes):
+def test_a_client_that_disconnects_before_its_response_harms_nobody(server: Server, photo: bytes):
     for _ in range(20):
         opened(server, head(len(photo)), photo).close()
     assert server.predict("roses", photo).status == 200
@@ -77,21 +77,21 @@ def test_a_client_that_goes_before_its_answer_harms_nobody(server: Server, photo
 
 def test_a_slow_client_gets_408(strict: Server, photo: bytes):
     body, headers = form([("image", "a.png", photo)])
-    kinds = ["Content-Type: image/png", f"Content-Type: {headers['Content-Type']}"]
-    for data, kind in zip((photo, body), kinds, strict=True):
+    lines = ["Content-Type: image/png", f"Content-Type: {headers['Content-Type']}"]
+    for data, line in zip((photo, body), lines, strict=True):
         start = time.monotonic()
-        with opened(strict, head(len(data), kind), data[:120]) as slow:
+        with opened(strict, head(len(data), line), data[:120]) as slow:
             assert strict.predict("roses", photo).status == 200  # meanwhile
             assert status(rest_of(slow)) == 408
         assert time.monotonic() - start > 0.8 * SLOW
 
 
-def test_a_client_that_drips_gets_408_too(strict: Server, photo: bytes):
+def test_a_client_that_sends_byte_by_byte_gets_408(strict: Server, photo: bytes):
     with opened(strict, head(len(photo))) as slow:
         slow.settimeout(0.1)
         start = time.monotonic()
         answer = b""
-        for i in range(600):  # a byte now and then is no progress
+        for i in range(600):  # a byte now and then does not extend the timeout
             try:
                 slow.sendall(photo[i : i + 1])
                 answer = slow.recv(65536)
@@ -104,8 +104,8 @@ def test_a_client_that_drips_gets_408_too(strict: Server, photo: bytes):
         assert time.monotonic() - start < 30
 
 
-def test_half_a_header_is_let_go(strict: Server, photo: bytes):
-    """Who opens connections and says nothing would have them all in the end."""
+def test_a_connection_with_half_a_header_is_closed(strict: Server, photo: bytes):
+    """Otherwise idle clients could use up all connections."""
     for part in (b"", b"POST /v1/domains/ro", head(10)[:-4]):
         start = time.monotonic()
         with opened(strict, part) as idle:
@@ -115,7 +115,7 @@ def test_half_a_header_is_let_go(strict: Server, photo: bytes):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         head("9" * 5000),
         head("-1"),
@@ -131,10 +131,10 @@ def test_half_a_header_is_let_go(strict: Server, photo: bytes):
         b"GET " + b"/a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
         b"\r\n" * 1000 + b"\x00\r\n\r\n",
     ],
-    ids=lambda said: repr(said[:30]),
+    ids=lambda sent: repr(sent[:30]),
 )
-def test_what_is_no_http_is_4xx_or_closed(said: bytes, strict: Server, photo: bytes):
-    with opened(strict, said) as odd:
+def test_bytes_that_are_not_http_are_4xx_or_closed(sent: bytes, strict: Server, photo: bytes):
+    with opened(strict, sent) as odd:
         with contextlib.suppress(OSError):  # it may be closed already
             odd.shutdown(socket.SHUT_WR)
         assert status(rest_of(odd)) in {0, *range(400, 500)}
@@ -143,17 +143,21 @@ def test_what_is_no_http_is_4xx_or_closed(said: bytes, strict: Server, photo: by
 
 def test_the_wrong_kind_of_body_is_415_or_422(server: Server, photo: bytes):
     for path in (PREDICT, "/v1/predict"):
-        for kind in ("text/plain", "application/xml", "application/x-www-form-urlencoded"):
-            assert server.ask("POST", path, photo, {"Content-Type": kind}).status == 415
+        for media_type in ("text/plain", "application/xml", "application/x-www-form-urlencoded"):
+            assert server.ask("POST", path, photo, {"Content-Type": media_type}).status == 415
     odd = [
         "multipart/form-data",
         "multipart/form-data; boundary=",
         "multipart/form-data; boundary=x",
     ]
-    for kind in [*odd, "multipart/form-data; boundary=" + "b" * 300, "multipart/form-data; x; y=="]:
+    for media_type in [
+        *odd,
+        "multipart/form-data; boundary=" + "b" * 300,
+        "multipart/form-data; x; y==",
+    ]:
         for path in (PREDICT, "/v1/predict"):
-            answer = server.ask("POST", path, photo, {"Content-Type": kind})
-            assert answer.status in (400, 422), (kind, answer.body)
+            answer = server.ask("POST", path, photo, {"Content-Type": media_type})
+            assert answer.status in (400, 422), (media_type, answer.body)
             assert answer.reason == "invalid"
 
 
@@ -180,7 +184,7 @@ def test_a_form_without_the_right_fields_is_422(server: Server, photo: bytes):
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"",
         b"{",
@@ -199,8 +203,8 @@ def test_a_form_without_the_right_fields_is_422(server: Server, photo: bytes):
     ],
     ids=repr,
 )
-def test_wrong_json_is_422(said: bytes, server: Server):
-    answer = server.ask("POST", "/v1/predict", said, {"Content-Type": "application/json"})
+def test_wrong_json_is_422(sent: bytes, server: Server):
+    answer = server.ask("POST", "/v1/predict", sent, {"Content-Type": "application/json"})
     assert (answer.status, answer.reason) == (422, "invalid"), answer.body
 
 
@@ -214,8 +218,8 @@ def test_wrong_json_is_422(said: bytes, server: Server):
     ],
     ids=["empty items", "unknown keys", "numbers", "brackets"],
 )
-def test_a_million_small_things_are_413_at_once(body: bytes, server: Server):
-    """Parsed, they would stop the event loop for seconds and take gigabytes."""
+def test_a_million_tiny_items_are_413_at_once(body: bytes, server: Server):
+    """Parsing them would block the event loop for seconds and take gigabytes."""
     before, start = server.rss(server.process.pid), time.monotonic()
     answer = server.ask("POST", "/v1/predict", body, {"Content-Type": "application/json"})
     assert (answer.status, answer.reason) == (413, "too_many")
@@ -223,7 +227,7 @@ def test_a_million_small_things_are_413_at_once(body: bytes, server: Server):
     assert server.rss(server.process.pid) - before < 100_000_000
 
 
-def test_an_image_that_is_no_base64_fails_alone(server: Server):
+def test_only_the_image_that_is_not_base64_fails(server: Server):
     items = [{"domain": "roses", "image": text} for text in ("*", "é", "a", "YWJj")]
     body = json.dumps({"items": items}).encode()
     answer = server.ask("POST", "/v1/predict", body, {"Content-Type": "application/json"})
@@ -231,8 +235,8 @@ def test_an_image_that_is_no_base64_fails_alone(server: Server):
     assert [row["error"]["reason"] for row in answer.json["items"]] == ["bad_image"] * 4
 
 
-def test_a_connection_that_is_kept_waits_for_no_delayed_packet(server: Server):
-    """Nagle's algorithm would hold the body back for 40 ms, answer by answer."""
+def test_a_kept_connection_has_no_delayed_packets(server: Server):
+    """Nagle's algorithm would delay every response by 40 ms."""
     connection, took = server.connect(), []
     for _ in range(21):
         start = time.monotonic()
@@ -243,15 +247,15 @@ def test_a_connection_that_is_kept_waits_for_no_delayed_packet(server: Server):
     assert statistics.median(took) < 0.03
 
 
-def test_every_answer_and_its_line_in_the_log_have_the_request_s_id(server: Server, photo: bytes):
+def test_every_response_and_its_log_line_have_the_request_id(server: Server, photo: bytes):
     for given in ("abc-1.2_3", None, "not an id", "x" * 65, "\xe9"):
         headers = {} if given is None else {"X-Request-ID": given}
         answer = server.predict("roses", photo, headers=headers)
         found = answer.headers["x-request-id"]
         assert found == answer.json["request"]
         assert (found == given) == (given == "abc-1.2_3")
-        said = f'"request": "{found}"'
-        wait_for(lambda said=said: said in server.said(), "its line is in the log")
+        wanted = f'"request": "{found}"'
+        wait_for(lambda wanted=wanted: wanted in server.log_text(), "its line is in the log")
         (line,) = [x for x in server.lines() if x.get("request") == found]
         assert line["route"] == "/v1/domains/{name}/predict"
         assert (line["status"], line["method"]) == (200, "POST")

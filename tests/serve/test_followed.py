@@ -1,4 +1,4 @@
-"""The store is followed: what is added, replaced or removed is served so, without a restart."""
+"""Domains that are added, replaced or removed are served accordingly, without a restart."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from torch_covnorm.ecology import Ecology
 from torch_covnorm.ecology.manifest import FORMAT, MANIFEST
 from torch_covnorm.serve.catalog import version_of
 
-SOON = 1.0 + 2.0  # about a second, and what a busy machine takes beside
+SOON = 1.0 + 2.0  # about a second, plus what a busy machine needs
 
 
 def truth(ecology: Ecology, name: str, photo: bytes, folder: Path) -> tuple[str, float]:
-    """What `covnorm predict` says now."""
+    """Return the current output of `covnorm predict`."""
     (folder / "photo.png").write_bytes(photo)
     ran = covnorm("predict", name, folder / "photo.png", "--ecology", ecology.folder, "--json")
     return ran.json[0]["label"], pytest.approx(ran.json[0]["probability"], abs=1e-5)
 
 
 def served_soon(server: Server, name: str, photo: bytes, wanted: object) -> None:
-    """Within about a second its answer is the wanted one."""
+    """Check that the prediction is the wanted one within about a second."""
 
     def same() -> bool:
         answer = server.predict(name, photo)
         return answer.status == 200 and answer.best == wanted
 
-    took = wait_for(same, f"{name} is served as it is now", server.said)
+    took = wait_for(same, f"{name} is served as it is now", server.log_text)
     assert took < SOON
 
 
@@ -54,7 +54,7 @@ def test_a_domain_that_is_added_is_served_within_a_second(
     assert server.get("/v1/domains/new").json["classes"] == ["new-0", "new-1", "new-2"]
 
 
-def test_a_domain_that_is_replaced_answers_anew(
+def test_a_domain_that_is_replaced_has_new_predictions(
     writable: SimpleNamespace, photo: bytes, tmp_path: Path
 ):
     server, ecology = writable.server, writable.ecology
@@ -69,9 +69,7 @@ def test_a_domain_that_is_replaced_answers_anew(
     assert len(set(seen)) == 3
 
 
-def test_a_domain_that_is_removed_is_404_and_its_memory_free(
-    writable: SimpleNamespace, photo: bytes
-):
+def test_a_removed_domain_is_404_and_its_memory_is_freed(writable: SimpleNamespace, photo: bytes):
     server, ecology = writable.server, writable.ecology
     houses.put(ecology, "going", adapter="residual")
     wait_for(lambda: server.predict("going", photo).status == 200, "it is served")
@@ -79,7 +77,7 @@ def test_a_domain_that_is_removed_is_404_and_its_memory_free(
     ecology.remove(["going"])
     assert wait_for(lambda: server.predict("going", photo).status == 404, "404") < SOON
     wait_for(lambda: server.metric('covnorm_resident_bytes{worker="0"}') < full - 1e6, "free")
-    # and it may come back as it was
+    # and it can come back as it was
     houses.put(ecology, "going", adapter="residual")
     wait_for(lambda: server.predict("going", photo).status == 200, "it is served again")
 
@@ -101,8 +99,8 @@ def test_a_joint_basis_that_changed_is_followed(
     wait_for(lambda: server.predict("left", photo).status == 404, "both are gone")
 
 
-def test_the_version_of_a_domain_is_of_its_basis_too(house: Ecology, tmp_path: Path):
-    """Though the basis alone has changed."""
+def test_the_version_of_a_domain_includes_its_basis(house: Ecology, tmp_path: Path):
+    """Even if only the basis has changed."""
     copy = Ecology(shutil.copytree(house.folder, tmp_path / "copy"))
     before = {name: version_of(copy, name) for name in copy.domains}
     file = copy.folder / MANIFEST
@@ -114,7 +112,7 @@ def test_the_version_of_a_domain_is_of_its_basis_too(house: Ecology, tmp_path: P
     assert changed == {"north", "south"}
 
 
-def test_a_basis_that_changes_again_and_again_under_traffic_makes_no_error(
+def test_a_basis_that_changes_often_under_traffic_causes_no_error(
     writable: SimpleNamespace, photo: bytes, tmp_path: Path
 ):
     from test_bad_domains import steady
@@ -134,7 +132,7 @@ def test_a_basis_that_changes_again_and_again_under_traffic_makes_no_error(
 def test_what_covnorm_add_commits_is_served(
     writable: SimpleNamespace, photo: bytes, tmp_path: Path
 ):
-    """The real command, in a process of its own."""
+    """The real command, in a separate process."""
     server, ecology = writable.server, writable.ecology
     words = ["-m", "torch_covnorm", "add", "digits", str(npz(tmp_path / "digits.npz", 20, 10))]
     words += ["--ecology", str(ecology.folder), "--epochs", "1", "--size", "32", "--threads", "1"]

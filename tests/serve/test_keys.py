@@ -1,4 +1,4 @@
-"""Who may come in: loopback, no writing, and with a key where there are keys."""
+"""Access: loopback by default, no writes by default, and only with a key if keys are set."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def locked(house: Ecology, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def ways(key: str) -> list[dict[str, str]]:
-    """The headers that carry a key."""
+    """Return the headers that can carry a key."""
     basic = base64.b64encode(f"any:{key}".encode()).decode()
     return [
         {"Authorization": f"Bearer {key}"},
@@ -44,7 +44,7 @@ def ways(key: str) -> list[dict[str, str]]:
 
 
 def routes(house: Ecology) -> list[tuple[str, str]]:
-    """[(method, path)] of all there are, those of FastAPI's own making too."""
+    """Return [(method, path)] of every route, those that FastAPI adds included."""
     app = make_app(house, allow_writes=True)
     found = []
     for route in app.routes:
@@ -53,8 +53,8 @@ def routes(house: Ecology) -> list[tuple[str, str]]:
     return found
 
 
-def test_every_route_but_live_asks_for_a_key(locked: Server, house: Ecology):
-    """The routes come from the application, so a new one cannot be forgotten here."""
+def test_every_route_except_live_needs_a_key(locked: Server, house: Ecology):
+    """The routes come from the application, so new ones are tested automatically."""
     asked = routes(house)
     assert {"/", "/ready", "/metrics", "/v1/predict", "/openapi.json"} <= {p for _, p in asked}
     assert ("PUT", "/v1/domains/roses") in asked
@@ -75,7 +75,7 @@ def test_every_route_but_live_asks_for_a_key(locked: Server, house: Ecology):
     assert "roses" in house.domains
 
 
-def test_the_right_key_opens_in_every_form(locked: Server, photo: bytes):
+def test_the_right_key_is_accepted_in_every_header(locked: Server, photo: bytes):
     for key in (KEY, SECOND):
         for headers in ways(key):
             assert locked.get("/v1/domains", **headers).status == 200
@@ -83,7 +83,7 @@ def test_the_right_key_opens_in_every_form(locked: Server, photo: bytes):
     assert locked.get("/live").status == 200
 
 
-def test_a_key_is_asked_before_the_body_is_read(locked: Server):
+def test_the_key_is_checked_before_the_body_is_read(locked: Server):
     answer = locked.predict("roses", bytes(100_000_000), headers={"X-API-Key": "wrong" * 5})
     assert answer.status == 401
 
@@ -91,15 +91,15 @@ def test_a_key_is_asked_before_the_body_is_read(locked: Server):
 def test_no_key_is_in_the_log(locked: Server):
     for headers in [*ways(KEY), *ways("wrong-key-of-some-length")]:
         locked.get("/v1/domains?key=" + SECOND, **headers)
-    said = locked.said()
-    assert "/v1/domains" in said
-    assert KEY not in said
-    assert SECOND not in said
-    assert "wrong-key" not in said
+    log = locked.log_text()
+    assert "/v1/domains" in log
+    assert KEY not in log
+    assert SECOND not in log
+    assert "wrong-key" not in log
 
 
 def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch):
-    """All of them, as digests of one length, by the function that is made for it."""
+    """Every key is compared, as a digest of fixed length, with `hmac.compare_digest`."""
     seen = []
 
     def compare(a: bytes, b: bytes) -> bool:
@@ -111,11 +111,11 @@ def test_keys_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch):
     keys = Keys([KEY, SECOND, "third-key-of-this-test"])
     for given, wanted in ((KEY, True), (SECOND, True), ("x", False), ("", False)):
         seen.clear()
-        assert keys.open(Headers({"x-api-key": given})) is wanted
+        assert keys.allow(Headers({"x-api-key": given})) is wanted
         assert seen == [(32, 32)] * 3
 
 
-def test_a_file_of_keys_that_is_none_is_refused(tmp_path: Path):
+def test_an_invalid_keys_file_is_an_error(tmp_path: Path):
     file = tmp_path / "keys"
     for text, why in (("", "no key"), ("# x\n", "no key"), ("short\n", "16"), ("ß" * 20, "ASCII")):
         file.write_text(text)

@@ -1,4 +1,4 @@
-"""Domains in memory: bounded, the least recently used go, none in use, and what goes is gone."""
+"""Domains in memory: bounded, least recently used evicted first, never one in use, no leaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import houses
 import pytest
-from server import Answer, Server, running, wait_for
+from server import Response, Server, running, wait_for
 from small_ecology import content
 
 from torch_covnorm import records
@@ -33,7 +33,7 @@ def resident(server: Server) -> set[str]:
 
 @pytest.fixture(scope="module")
 def forest(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """Five domains of one size and a large one: their ecology, and the bytes of one in memory."""
+    """An ecology with five domains of one size and a large one; `one`: bytes of one in memory."""
     ecology = houses.create(tmp_path_factory.mktemp("forest") / "forest")
     houses.put(ecology, *NAMES, adapter="residual")
     houses.put(ecology, "giant", adapter="own")
@@ -45,13 +45,13 @@ def forest(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 
 @pytest.fixture(scope="module")
 def small(forest: SimpleNamespace) -> Iterator[Server]:
-    """A server in whose memory two of them fit."""
+    """A server with memory for two of them."""
     limit = 2.5 * forest.one / 1e6
     with running(forest.ecology.folder, "--resident", limit, "--deadline", 60) as server:
         yield server
 
 
-def test_the_limit_holds_and_the_least_recently_used_goes(
+def test_the_limit_holds_and_the_least_recently_used_is_evicted(
     small: Server, forest: SimpleNamespace, photo: bytes
 ):
     for name in ("ash", "elm"):
@@ -69,7 +69,7 @@ def test_the_limit_holds_and_the_least_recently_used_goes(
 
 
 def test_a_domain_in_use_is_never_evicted(small: Server, forest: SimpleNamespace, photo: bytes):
-    """16 clients want five domains where two fit: all get the right answer, none an error."""
+    """16 clients use five domains, two of which fit: every result is right, none is an error."""
     wanted = {name: small.predict(name, photo).best for name in NAMES}
     before = small.metric(EVICTED)
     most = []
@@ -79,7 +79,7 @@ def test_a_domain_in_use_is_never_evicted(small: Server, forest: SimpleNamespace
         while not done.is_set():
             most.append(small.metric(BYTES))
 
-    def client(seed: int) -> list[tuple[str, Answer]]:
+    def client(seed: int) -> list[tuple[str, Response]]:
         rng = random.Random(seed)
         return [(n, small.predict(n, photo)) for n in rng.choices(NAMES, k=8)]
 
@@ -98,7 +98,7 @@ def test_a_domain_in_use_is_never_evicted(small: Server, forest: SimpleNamespace
 
 
 def test_domains_that_are_always_in_use_take_turns_with_one_that_waits(small: Server, photo: bytes):
-    """Two fill the memory and are asked for all the time; a third is answered all the same."""
+    """Two fill the memory and are always in use; a third is predicted nevertheless."""
     stop = threading.Event()
 
     def client(name: str) -> set[int]:
@@ -116,27 +116,27 @@ def test_domains_that_are_always_in_use_take_turns_with_one_that_waits(small: Se
         assert set().union(*(b.result() for b in busy)) == {200}
 
 
-def test_a_batch_of_more_domains_than_fit_is_answered(small: Server, photo: bytes):
+def test_a_request_for_more_domains_than_fit_succeeds(small: Server, photo: bytes):
     rows = small.many([(name, photo) for name in NAMES * 4]).json["items"]
     for name, row in zip(NAMES * 4, rows, strict=True):
         assert row["domain"] == name
         assert row["predictions"][0]["label"].startswith(name)
 
 
-def test_a_domain_that_can_never_fit_is_refused_at_once(small: Server, photo: bytes):
+def test_a_domain_that_can_never_fit_is_503_at_once(small: Server, photo: bytes):
     answer = small.predict("giant", photo)
     assert (answer.status, answer.reason) == (503, "no_room")
     assert "--resident" in answer.message
     assert small.predict("ash", photo).status == 200
 
 
-def test_a_pinned_domain_is_there_from_the_start_and_never_goes(
+def test_a_pinned_domain_is_loaded_at_the_start_and_never_evicted(
     forest: SimpleNamespace, photo: bytes
 ):
     limit = 2.5 * forest.one / 1e6
     options = ["--resident", limit, "--pin", "oak", "--deadline", 60]
     with running(forest.ecology.folder, *options) as server:
-        wait_for(lambda: resident(server) == {"oak"}, "it is loaded, though nobody asked")
+        wait_for(lambda: resident(server) == {"oak"}, "it is loaded without a request")
         for name in ("ash", "elm", "fir", "yew"):
             assert server.predict(name, photo).status == 200
             assert resident(server) == {"oak", name}
@@ -144,17 +144,17 @@ def test_a_pinned_domain_is_there_from_the_start_and_never_goes(
         os.kill(server.worker, 9)
         wait_for(lambda: server.get("/ready").status == 503, "the worker is gone")
         server.wait_ready()
-        wait_for(lambda: resident(server) == {"oak"}, "it is there again in the new worker")
+        wait_for(lambda: resident(server) == {"oak"}, "it is loaded again in the new worker")
 
 
-def test_a_pin_that_is_no_domain_is_an_error(forest: SimpleNamespace):
+def test_a_pin_that_is_not_a_domain_is_an_error(forest: SimpleNamespace):
     with pytest.raises(AssertionError, match=r"(?s)did not start.*'oak'"):
         Server(forest.ecology.folder, "--pin", "oka").kill()
 
 
 @pytest.fixture
 def slow(forest: SimpleNamespace) -> Iterator[tuple[str, threading.Event]]:
-    """A domain whose tensors come when the event is set: its file is a pipe until then."""
+    """A domain whose tensors can be read once the event is set: until then its file is a pipe."""
     ecology: Ecology = forest.ecology
     houses.put(ecology, "slow", adapter="lowrank")
     file = ecology.blobs.path(ecology.entry("slow").blobs["tensors"])
@@ -180,7 +180,7 @@ def slow(forest: SimpleNamespace) -> Iterator[tuple[str, threading.Event]]:
 def test_many_misses_load_once_and_two_domains_load_in_parallel(
     forest: SimpleNamespace, slow: tuple[str, threading.Event], photo: bytes
 ):
-    """While one domain's load waits for its disk, others are loaded and served."""
+    """While the load of one domain waits for the disk, others are loaded and served."""
     name, go = slow
     with running(forest.ecology.folder, "--deadline", 60) as server:
         with ThreadPoolExecutor(12) as pool:
@@ -197,10 +197,10 @@ def test_many_misses_load_once_and_two_domains_load_in_parallel(
         assert server.metric(LOADED) == 3
 
 
-def test_a_load_that_nobody_waits_for_any_more_ends_well(
+def test_a_load_without_waiting_requests_is_completed(
     forest: SimpleNamespace, slow: tuple[str, threading.Event], photo: bytes
 ):
-    """Its requests are 504; then it is there, idle, and may go again."""
+    """Its requests get 504; then it is in memory, idle, and can be evicted."""
     name, go = slow
     limit = 1.2 * forest.one / 1e6
     options = ["--deadline", 2, "--resident", limit]
@@ -212,7 +212,7 @@ def test_a_load_that_nobody_waits_for_any_more_ends_well(
         assert server.metric(EVICTED) == 1
 
 
-def test_a_domain_that_is_removed_while_it_loads_leaves_no_memory_behind(
+def test_a_domain_removed_during_its_load_leaves_no_memory(
     forest: SimpleNamespace, slow: tuple[str, threading.Event], photo: bytes
 ):
     name, go = slow
@@ -226,13 +226,13 @@ def test_a_domain_that_is_removed_while_it_loads_leaves_no_memory_behind(
             wait_for(lambda: server.metric("covnorm_domains") == 6, "the server saw it go")
             go.set()
             assert asked.result().status in (200, 404, 409)
-        wait_for(lambda: server.metric(THERE) == 0, "nothing is left in memory", server.said)
+        wait_for(lambda: server.metric(THERE) == 0, "nothing is left in memory", server.log_text)
         manifest.write_bytes(whole)
         wait_for(lambda: server.predict(name, photo).status == 200, "it may come again")
 
 
 def rewrite(file: Path, manifest: dict, names: dict[str, str]) -> None:
-    """The manifest with all but the slow domain, and with copies: {new name: of which}."""
+    """Write the manifest without the slow domain, and with copies: {new name: original}."""
     made = content(manifest)
     made["domains"] = dict(made["domains"])
     made["domains"].pop("slow", None)
@@ -243,8 +243,8 @@ def rewrite(file: Path, manifest: dict, names: dict[str, str]) -> None:
     temporary.replace(file)
 
 
-def test_removing_frees_memory_flat_over_1000_adds_and_removes(tmp_path: Path, photo: bytes):
-    """Domains come by the manifest, eight at a time, are loaded, answer, and go by it again."""
+def test_memory_stays_flat_over_1000_adds_and_removes(tmp_path: Path, photo: bytes):
+    """Domains are added to the manifest, eight at a time, loaded, used, and removed again."""
     ecology = houses.create(tmp_path / "house", "resnet26")  # its domains load fast
     houses.put(ecology, "model")
     manifest = ecology.folder / MANIFEST
@@ -263,8 +263,8 @@ def test_removing_frees_memory_flat_over_1000_adds_and_removes(tmp_path: Path, p
                 seen[start + 8] = {who: server.rss(pid) for who, pid in pids.items()}
         assert server.metric(LOADED) == 1000
         assert pids["worker"] == server.worker
-    # What stays behind would do so in both halves; the allocator takes a step once in a while.
+    # A leak would show in both halves; the allocator may take more memory once in a while.
     one = 4 * ecology.entry("model").total
     for who in pids:
         halves = seen[656][who] - seen[304][who], seen[1000][who] - seen[656][who]
-        assert min(halves) < 50 * one, seen  # of 350 that came and went
+        assert min(halves) < 50 * one, seen  # of 350 that were added and removed

@@ -1,4 +1,4 @@
-"""What the server counts, and that nobody can make it count without end."""
+"""The metrics are right, and clients cannot make their number grow."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ NEEDED = [
 ]
 
 
-def test_everything_that_is_promised_is_counted(server: Server, photo: bytes):
+def test_every_documented_metric_exists(server: Server, photo: bytes):
     server.many([("roses", photo), ("shells", photo), ("nobody", photo)])
     names = {series.partition("{")[0] for series in server.metrics()}
     assert set(NEEDED) <= names
     assert server.get("/metrics").headers["content-type"].startswith("text/plain")
 
 
-def test_the_numbers_are_those_of_what_happened(writable: SimpleNamespace, photo: bytes):
+def test_the_metrics_match_the_requests(writable: SimpleNamespace, photo: bytes):
     server: Server = writable.server
     resident = 'covnorm_resident_domains{worker="0"}'
     houses.put(writable.ecology, "one", "two", "three")
@@ -74,7 +74,7 @@ def test_the_numbers_are_those_of_what_happened(writable: SimpleNamespace, photo
     predict = 'covnorm_requests_total{route="/v1/domains/{name}/predict",status="%d"}'
     assert [gained[predict % n] for n in (200, 404, 422)] == [1, 1, 1]
     other = 'covnorm_requests_total{route="other",status="%d"}'
-    assert [gained[other % n] for n in (404, 413)] == [1, 1]  # refused before there was a route
+    assert [gained[other % n] for n in (404, 413)] == [1, 1]  # rejected before routing
     assert now["covnorm_queue_depth"] == 0
     assert now["covnorm_domains"] == 4
 
@@ -103,7 +103,7 @@ def test_the_number_of_series_is_bounded_whatever_names_arrive(server: Server, p
     assert len(before) < 300
 
 
-def test_the_page_s_numbers_agree_with_the_metrics(server: Server, photo: bytes):
+def test_the_status_route_agrees_with_the_metrics(server: Server, photo: bytes):
     server.predict("roses", photo)
     wait_for(lambda: server.metric("covnorm_queue_depth") == 0, "nothing is under way")
     status, metrics = server.get("/v1/status").json, server.metrics()
@@ -115,7 +115,7 @@ def test_the_page_s_numbers_agree_with_the_metrics(server: Server, photo: bytes)
 
 
 @pytest.mark.parametrize("path", ["/", "/live", "/ready", "/v1/domains", "/v1/status"])
-def test_what_has_no_image_is_counted_by_its_route(path: str, server: Server):
+def test_requests_without_images_are_counted_by_route(path: str, server: Server):
     series = f'covnorm_requests_total{{route="{path}",status="200"}}'
     before = server.metric(series)
     server.get(path)

@@ -1,4 +1,4 @@
-"""A name that a request brings is looked up in the index, never joined into a path."""
+"""Names in requests are looked up in the manifest and never become part of a path."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_path_tricks_in_a_name_are_4xx_on_every_route(
 @pytest.mark.parametrize(
     "name", ["../x", "/etc/passwd", "\0", "stays\0", "ü", "a" * 500_000, "", "stays/../stays"]
 )
-def test_path_tricks_in_a_body_are_refused_too(name: str, server: Server, photo: bytes):
+def test_path_tricks_in_a_body_are_unknown_domains(name: str, server: Server, photo: bytes):
     body, headers = form([("domain", None, name.encode()), ("image", "a", photo)])
     answer = server.ask("POST", "/v1/predict", body, headers)
     assert answer.status == 200
@@ -80,7 +80,7 @@ def test_path_tricks_in_a_body_are_refused_too(name: str, server: Server, photo:
     assert server.many([(name, photo)]).status == 422
 
 
-def test_a_query_or_header_names_no_file(server: Server, photo: bytes):
+def test_a_query_or_header_cannot_name_a_file(server: Server, photo: bytes):
     answer = server.predict("roses?top=1&name=../../etc/passwd&domain=coins", photo)
     assert answer.status in (404, 405)
     answer = server.predict("roses", photo, headers={"X-Domain": "coins", "Host": "../../etc"})
@@ -112,7 +112,7 @@ UPLOADED = [
 
 
 @pytest.mark.parametrize("name", UPLOADED, ids=lambda name: repr(name[:24]))
-def test_the_file_names_of_an_upload_lead_nowhere(name: str, writable: SimpleNamespace):
+def test_the_file_names_of_an_upload_cannot_escape_its_folder(name: str, writable: SimpleNamespace):
     server, folder = writable.server, writable.ecology.folder
     before = files(folder)
     around = sorted(p.name for p in folder.parent.iterdir())
@@ -133,7 +133,7 @@ def test_a_message_shows_no_path_of_the_server(writable: SimpleNamespace):
         assert str(writable.ecology.folder) not in answer.message
 
 
-def test_auto_is_no_name_for_a_domain(writable: SimpleNamespace):
+def test_auto_is_not_allowed_as_a_domain_name(writable: SimpleNamespace):
     body, headers = form([("file", "domain.json", b"{}")])
     answer = writable.server.ask("PUT", "/v1/domains/auto", body, headers)
     assert answer.status == 422

@@ -1,4 +1,4 @@
-"""Options that make no sense are refused before anything starts; the log is for people too."""
+"""Invalid options are errors before anything starts; log lines are single lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from server import Server
 from torch_covnorm import CovNormError
 from torch_covnorm.ecology import Ecology
 from torch_covnorm.serve import Limits
-from torch_covnorm.serve.log import Lines
+from torch_covnorm.serve.log import LineFormatter
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ from torch_covnorm.serve.log import Lines
     ],
     ids=" ".join,
 )
-def test_an_option_that_makes_no_sense_is_exit_2(options: list[str], house: Ecology):
+def test_an_invalid_option_is_exit_2(options: list[str], house: Ecology):
     ran = covnorm("serve", house.folder, "--port", 0, *options)
     assert ran.code == 2
     assert options[1].removesuffix(".invalid") in ran.err or options[0] in ran.err
@@ -59,13 +59,16 @@ def test_limits_are_numbers_above_0(wrong: dict[str, object]):
         Limits(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_line_of_the_log_is_one_line_whatever_it_says(server: Server):
+def test_a_log_record_is_always_one_line():
     import logging
 
     record = logging.LogRecord("x", logging.WARNING, "f", 1, "one\ntwo", None, None)
-    record.said = {"why": "a\nb"}  # type: ignore[attr-defined]
-    text = Lines(as_json=False).format(record)
+    record.fields = {"why": "a\nb"}  # type: ignore[attr-defined]
+    text = LineFormatter(as_json=False).format(record)
     assert "\n" not in text
     assert re.match(r"^\d{4}-\d\d-\d\dT[\d:.]+Z warning one \| two why=a \| b$", text)
-    assert "\n" not in Lines(as_json=True).format(record)
+    assert "\n" not in LineFormatter(as_json=True).format(record)
+
+
+def test_every_log_line_has_a_time_and_a_level(server: Server):
     assert all(line["time"].endswith("Z") and line["level"] for line in server.lines())

@@ -1,4 +1,4 @@
-"""More than it can do: the queue says no at once, and what is accepted comes in time."""
+"""Overload: what exceeds the capacity gets 429 at once, and what is accepted is in time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server import Answer, Server, running, wait_for
+from server import Response, Server, running, wait_for
 
 from torch_covnorm.ecology import Ecology
 
@@ -24,13 +24,13 @@ SECONDS = 4  # of overload
 
 @pytest.fixture(scope="module")
 def short(house: Ecology) -> Iterator[Server]:
-    """A queue of eight images, a worker that may be silent for long."""
+    """A server with a queue of eight images and a long timeout for hanging workers."""
     limits = {"queue": QUEUE, "deadline": 3.0, "hang": 60.0}
     with running(house.folder, limits=limits) as server:
         yield server
 
 
-def timed(server: Server, domain: str, photo: bytes) -> tuple[Answer, float]:
+def timed(server: Server, domain: str, photo: bytes) -> tuple[Response, float]:
     start = time.monotonic()
     answer = server.predict(domain, photo)
     return answer, time.monotonic() - start
@@ -39,7 +39,7 @@ def timed(server: Server, domain: str, photo: bytes) -> tuple[Answer, float]:
 def test_a_full_queue_is_429_with_retry_after_at_once_and_late_work_504(
     short: Server, photo: bytes
 ):
-    """The worker is stopped, so what is accepted stays: eight wait for their 504."""
+    """The worker is suspended, so accepted images stay: eight wait for their 504."""
     assert short.predict("roses", photo).status == 200
     worker, batches = short.worker, short.metric("covnorm_batch_images_count")
     os.kill(worker, signal.SIGSTOP)
@@ -63,16 +63,16 @@ def test_a_full_queue_is_429_with_retry_after_at_once_and_late_work_504(
         assert 2.5 < seconds < 10
     assert short.metric("covnorm_queue_depth") == 0
     wait_for(lambda: short.predict("roses", photo).status == 200, "it goes on")
-    # One batch was with the worker when it stopped; the others were dropped, not computed.
+    # One batch was in the worker when it was suspended; the others were dropped, not computed.
     wait_for(lambda: short.metric("covnorm_queue_depth") == 0, "all is done")
     images = short.metrics()
     assert images["covnorm_batch_images_count"] - batches <= 3
 
 
-def test_what_could_not_be_answered_in_time_is_refused_though_the_queue_has_room(
+def test_work_that_cannot_be_done_in_time_is_429_before_the_queue_is_full(
     house: Ecology, photo: bytes
 ):
-    """The worker is stopped, so only the pace that it had says how many are too many."""
+    """The worker is suspended, so only its earlier pace decides how many are too many."""
     limits = {"queue": 100_000, "deadline": 1.0, "hang": 60.0}
     with running(house.folder, limits=limits) as server:
         wait_for(lambda: server.predict("murals", photo).status == 200, "its pace is known")
@@ -85,11 +85,11 @@ def test_what_could_not_be_answered_in_time_is_refused_though_the_queue_has_room
         finally:
             os.kill(worker, signal.SIGCONT)
         reasons = {row["error"]["reason"] for row in rows}
-        assert reasons == {"queue_full", "deadline"}  # some were accepted, and not all
+        assert reasons == {"queue_full", "deadline"}  # some were accepted, but not all
 
 
 class Bursts:
-    """Requests of many images each: the generator shares the machine's cores with the server."""
+    """Send many images per request, because the client shares the cores with the server."""
 
     def __init__(self, server: Server, photo: bytes) -> None:
         self.server = server
@@ -106,13 +106,13 @@ class Bursts:
         return [row for _, rows in self.answers for row in rows if "predictions" in row]
 
     @property
-    def refused(self) -> list[str]:
+    def rejected(self) -> list[str]:
         return [
             row["error"]["reason"] for _, rows in self.answers for row in rows if "error" in row
         ]
 
     def closed_loop(self, clients: int, seconds: float) -> float:
-        """Images a second that so many clients get, one request behind the other."""
+        """Return the images per second that this many clients get, each with one open request."""
         ends = time.monotonic() + seconds
 
         def client() -> None:
@@ -123,7 +123,7 @@ class Bursts:
         return len(self.good) / seconds
 
     def open_loop(self, rate: float, seconds: float) -> None:
-        """So many images a second, whatever becomes of them."""
+        """Send this many images per second, whether or not the server keeps up."""
         threads: list[threading.Thread] = []
         start = time.monotonic()
         while (now := time.monotonic()) < start + seconds:
@@ -144,14 +144,16 @@ def run(works: list[Any]) -> None:
 
 
 def lost() -> tuple[int, int]:
-    """Time that others had of this machine, if it is a virtual one, and all time."""
+    """Return the time that other virtual machines took from this one, and the total time."""
     times = [int(n) for n in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return times[7], sum(times)
 
 
-def test_at_three_times_its_capacity_the_accepted_keep_their_deadline(house: Ecology, photo: bytes):
-    """Where others take much of the machine meanwhile, its capacity is none: then it is tried anew,
-    and the last time counts whatever happened."""
+def test_at_three_times_its_capacity_accepted_images_meet_their_deadline(
+    house: Ecology, photo: bytes
+):
+    """If other virtual machines take much of the CPU, the capacity means nothing and the test is
+    repeated. The last attempt counts in any case."""
     for left in reversed(range(TRIES)):
         stolen, time_ = lost()
         try:
@@ -168,31 +170,31 @@ def three_times(house: Ecology, photo: bytes) -> None:
     deadline = 2.0
     options = ["--deadline", deadline, "--batch", 8, "--queue", 5000]
     with running(house.folder, *options) as server:
-        Bursts(server, photo).closed_loop(1, 0.5)  # both domains are there
+        Bursts(server, photo).closed_loop(1, 0.5)  # loads both domains
         capacity = Bursts(server, photo).closed_loop(3, 2.0)
         over = Bursts(server, photo)
         over.open_loop(3 * capacity, SECONDS)
-        good, refused = over.good, over.refused
-        offered = len(good) + len(refused)
-        assert offered > 2 * capacity * SECONDS, "the load was no overload"
-        # Accepted is accepted: hardly any gets 504, and the answers come in time.
-        late = refused.count("deadline")
+        good, rejected = over.good, over.rejected
+        offered = len(good) + len(rejected)
+        assert offered > 2 * capacity * SECONDS, "the load was not an overload"
+        # Hardly any accepted image gets 504, and the results are in time.
+        late = rejected.count("deadline")
         assert late <= 0.01 * (len(good) + late), (late, len(good))
-        assert set(refused) <= {"queue_full", "deadline"}
-        assert refused.count("queue_full") > 0.3 * offered
+        assert set(rejected) <= {"queue_full", "deadline"}
+        assert rejected.count("queue_full") > 0.3 * offered
         p99 = statistics.quantiles([row["seconds"]["total"] for row in good], n=100)[98]
         assert p99 <= deadline
-        assert len(good) > 0.3 * capacity * SECONDS  # and it worked all the while
+        assert len(good) > 0.3 * capacity * SECONDS  # it kept working
         at_once = [seconds for seconds, rows in over.answers if all("error" in r for r in rows)]
         if at_once:
             assert statistics.median(at_once) < 0.5 * deadline
-        # Nothing else degrades, and afterwards all is as before.
+        # Nothing else degrades, and afterwards everything works as before.
         assert server.get("/ready").status == 200
         assert server.predict("roses", photo).status == 200
 
 
-def test_control_the_deadline_is_what_ends_it(short: Server, photo: bytes):
-    """Within it, the same request is answered."""
+def test_control_the_same_request_succeeds_within_the_deadline(short: Server, photo: bytes):
+    """Within the deadline, the same request succeeds."""
     for _ in range(5):
         answer, seconds = timed(short, "roses", photo)
         assert answer.status == 200

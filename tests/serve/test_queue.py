@@ -1,4 +1,4 @@
-"""Requests on their way into batches: earliest deadline first, one size, nothing late."""
+"""The queue: earliest deadline first, one image size per batch, nothing past its deadline."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_covnorm.serve.queue import Queue, Request
-from torch_covnorm.serve.refusals import Refused
+from torch_covnorm.serve.errors import RequestError
+from torch_covnorm.serve.queue import Queue, QueuedImage
 
 
-def request(queue: Queue, deadline: float, side: int = 8, domain: str = "a") -> Request:
-    """One that is put into the queue."""
+def request(queue: Queue, deadline: float, side: int = 8, domain: str = "a") -> QueuedImage:
+    """Put an image into the queue."""
     image = torch.zeros(3, side, side, dtype=torch.uint8)
     future = asyncio.get_running_loop().create_future()
-    made = Request(domain, image, 1, queue.now(), deadline, future)
+    made = QueuedImage(domain, image, 1, queue.now(), deadline, future)
     queue.put(made)
     return made
 
 
 def on_a_loop(test):
-    """The test as a coroutine."""
+    """Run an async test."""
 
     @functools.wraps(test)
     def run(*args, **kwargs):
@@ -49,13 +49,13 @@ async def test_past_its_deadline_it_gets_504_and_is_never_computed():
     late, good = request(queue, 1.0), request(queue, 3.0)
     now = 2.0
     assert queue.take(16) == [good]
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RequestError) as error:
         late.future.result()
-    assert refused.value.status == 504
+    assert error.value.status == 504
 
 
 @on_a_loop
-async def test_what_nobody_waits_for_is_dropped():
+async def test_a_cancelled_image_is_dropped():
     queue = Queue(lambda: 0.0)
     gone, good = request(queue, 1.0), request(queue, 2.0)
     gone.future.cancel()
@@ -64,7 +64,7 @@ async def test_what_nobody_waits_for_is_dropped():
 
 
 @on_a_loop
-async def test_a_batch_has_one_size_and_the_others_keep_their_turn():
+async def test_a_batch_has_one_size_and_the_others_keep_their_order():
     queue = Queue(lambda: 0.0)
     a, b, c, d = (request(queue, float(i + 1), side) for i, side in enumerate((8, 16, 8, 16)))
     assert queue.take(16) == [a, c]
@@ -79,7 +79,7 @@ async def test_a_batch_is_filled_across_domains():
 
 
 @on_a_loop
-async def test_where_batches_are_not_mixed_each_has_one_domain():
+async def test_without_mixing_each_batch_has_one_domain():
     queue = Queue(lambda: 0.0, mixed=False)
     a, b, again = (request(queue, at, domain=d) for at, d in ((1.0, "a"), (2.0, "b"), (3.0, "a")))
     assert queue.take(16) == [a, again]
@@ -91,25 +91,25 @@ async def test_a_full_batch_goes_at_once_and_a_small_one_when_its_first_has_wait
     loop = asyncio.get_running_loop()
     queue = Queue(loop.time)
     made = [request(queue, loop.time() + 60) for _ in range(4)]
-    assert await asyncio.wait_for(queue.batch(4, wait=30.0), 10) == made
+    assert await asyncio.wait_for(queue.next_batch(4, wait=30.0), 10) == made
     alone = request(queue, loop.time() + 60)
     start = loop.time()
-    assert await asyncio.wait_for(queue.batch(4, wait=0.2), 10) == [alone]
-    assert loop.time() - start > 0.1  # it had a chance of company
+    assert await asyncio.wait_for(queue.next_batch(4, wait=0.2), 10) == [alone]
+    assert loop.time() - start > 0.1  # it waited for others
 
 
 @on_a_loop
-async def test_one_that_comes_in_time_rides_along():
+async def test_an_image_that_arrives_in_time_joins_the_batch():
     loop = asyncio.get_running_loop()
     queue = Queue(loop.time)
     first = request(queue, loop.time() + 60)
-    second: list[Request] = []
+    second: list[QueuedImage] = []
     loop.call_later(0.05, lambda: second.append(request(queue, loop.time() + 60)))
-    assert await asyncio.wait_for(queue.batch(2, wait=30.0), 10) == [first, *second]
+    assert await asyncio.wait_for(queue.next_batch(2, wait=30.0), 10) == [first, *second]
 
 
 @on_a_loop
-async def test_draining_gives_back_all_that_wait_in_order():
+async def test_draining_returns_all_waiting_images_in_order():
     queue = Queue(lambda: 0.0)
     made = [request(queue, at) for at in (3.0, 1.0, 2.0)]
     made[2].future.cancel()
@@ -123,14 +123,14 @@ async def test_draining_gives_back_all_that_wait_in_order():
     st.integers(0, 9),
 )
 @on_a_loop
-async def test_every_request_is_taken_once_or_is_late(drawn, most, clock):
+async def test_every_image_is_taken_once_or_is_late(drawn, most, clock):
     queue = Queue(lambda: float(clock))
     made = []
     for deadline, side, gone in drawn:
         made.append(request(queue, float(deadline), side))
         if gone:
             made[-1].future.cancel()
-    taken: list[Request] = []
+    taken: list[QueuedImage] = []
     while batch := queue.take(most):
         assert len(batch) <= most
         assert len({r.size for r in batch}) == 1
@@ -143,4 +143,4 @@ async def test_every_request_is_taken_once_or_is_late(drawn, most, clock):
         assert late == r.future.done()
         assert late == (r not in taken)
         if late:
-            assert isinstance(r.future.exception(), Refused)
+            assert isinstance(r.future.exception(), RequestError)

@@ -1,4 +1,4 @@
-"""Which domains are in memory: bounded, least recently used first, never one in use."""
+"""Which domains are in memory: bounded, least recently used evicted first, never one in use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_covnorm.serve.residents import Resident, Residents
 LIMIT = 100
 
 
-def there(residents: Residents, name: str, size: int = 10, **more: object) -> Resident:
+def add(residents: Residents, name: str, size: int = 10, **more: object) -> Resident:
     found = residents.add(Resident(name, "1", size, **more))  # type: ignore[arg-type]
     found.loading = False
     return found
@@ -22,11 +22,11 @@ def names(found: list[Resident] | None) -> list[str] | None:
     return None if found is None else [r.name for r in found]
 
 
-def test_the_least_recently_used_make_room_and_no_more_than_needed():
+def test_the_least_recently_used_are_evicted_and_no_more_than_needed():
     residents = Residents(LIMIT)
     for name in "abcd":
-        there(residents, name, 25)
-    residents.release(residents.hold("a"))  # now b is the oldest
+        add(residents, name, 25)
+    residents.release(residents.hold("a"))  # now b was used least recently
     assert names(residents.room_for(1)) == ["b"]
     assert names(residents.room_for(25)) == ["b"]
     assert names(residents.room_for(26)) == ["b", "c"]
@@ -36,8 +36,8 @@ def test_the_least_recently_used_make_room_and_no_more_than_needed():
 
 def test_a_domain_in_use_is_never_evicted():
     residents = Residents(LIMIT)
-    there(residents, "a", 50)
-    there(residents, "b", 50)
+    add(residents, "a", 50)
+    add(residents, "b", 50)
     held = residents.hold("a")
     residents.hold("a")
     residents.release(held)
@@ -49,50 +49,50 @@ def test_a_domain_in_use_is_never_evicted():
     assert names(residents.room_for(100)) == ["b", "a"]
 
 
-def test_pinned_and_loading_ones_make_no_room():
+def test_pinned_and_loading_domains_are_not_evicted():
     residents = Residents(LIMIT)
-    there(residents, "pinned", 40, pinned=True)
+    add(residents, "pinned", 40, pinned=True)
     residents.add(Resident("loading", "1", 40))
     assert residents.room_for(20) == []
     assert residents.room_for(21) is None
 
 
-def test_what_can_never_fit_beside_the_pinned_is_known():
+def test_a_domain_that_can_never_fit_beside_the_pinned_is_known():
     residents = Residents(LIMIT)
-    there(residents, "pinned", 40, pinned=True)
-    there(residents, "other", 60)
+    add(residents, "pinned", 40, pinned=True)
+    add(residents, "other", 60)
     assert not residents.never_fits(Resident("new", "1", 60))
     assert residents.never_fits(Resident("new", "1", 61))
-    assert not residents.never_fits(Resident("pinned", "2", 100))  # it takes its own place
+    assert not residents.never_fits(Resident("pinned", "2", 100))  # it replaces itself
 
 
-def test_the_one_that_came_first_ends_its_turn_first_and_one_at_a_time():
+def test_the_domain_loaded_first_ends_its_turn_first_one_at_a_time():
     residents = Residents(LIMIT)
-    assert residents.oldest() is None
-    there(residents, "pinned", 40, pinned=True)
-    a, b = there(residents, "a", uses=1), there(residents, "b", uses=1)
-    there(residents, "idle")  # whose going would not do, or it had gone
-    a.since, b.since = 2.0, 1.0
+    assert residents.next_turn_over() is None
+    add(residents, "pinned", 40, pinned=True)
+    a, b = add(residents, "a", uses=1), add(residents, "b", uses=1)
+    add(residents, "idle")  # not a candidate: room_for would have evicted it if that helped
+    a.loaded_at, b.loaded_at = 2.0, 1.0
     residents.add(Resident("loading", "1", 10))
-    assert residents.oldest() is b
-    b.over = True
-    assert residents.oldest() is None
+    assert residents.next_turn_over() is b
+    b.turn_over = True
+    assert residents.next_turn_over() is None
 
 
-def test_what_loads_stays_while_somebody_waits_for_it_and_may_be_lost():
+def test_a_loading_domain_cannot_be_dropped_but_its_load_can_fail():
     residents = Residents(LIMIT)
     coming = residents.add(Resident("a", "1", 10))
     with pytest.raises(RuntimeError, match="in use"):
         residents.drop(coming)
     residents.hold("a")
-    residents.lose(coming)
+    residents.load_failed(coming)
     assert residents.held == {}
     assert coming.uses == 0
 
 
-def test_what_is_held_more_often_than_released_stays_and_the_other_way_is_an_error():
+def test_releasing_or_adding_too_often_is_an_error():
     residents = Residents(LIMIT)
-    there(residents, "a")
+    add(residents, "a")
     held = residents.hold("a")
     residents.release(held)
     with pytest.raises(RuntimeError, match="more often"):
@@ -101,12 +101,12 @@ def test_what_is_held_more_often_than_released_stays_and_the_other_way_is_an_err
         residents.add(Resident("a", "2", 1))
 
 
-def test_another_version_of_a_domain_or_of_its_basis_is_in_the_way():
+def test_another_version_of_a_domain_or_its_basis_conflicts():
     residents = Residents(LIMIT)
-    a = there(residents, "a", basis=("joint", "1"))
-    b = there(residents, "b", basis=("joint", "1"))
-    c = there(residents, "c", basis=("other", "1"))
-    d = there(residents, "d")
+    a = add(residents, "a", basis=("joint", "1"))
+    b = add(residents, "b", basis=("joint", "1"))
+    c = add(residents, "c", basis=("other", "1"))
+    d = add(residents, "d")
     assert residents.conflicts(Resident("a", "1", 1, ("joint", "1"))) == [a]
     assert residents.conflicts(Resident("e", "1", 1, ("joint", "1"))) == []
     assert residents.conflicts(Resident("e", "1", 1, ("joint", "2"))) == [a, b]
@@ -116,7 +116,7 @@ def test_another_version_of_a_domain_or_of_its_basis_is_in_the_way():
 
 
 class Memory(RuleBasedStateMachine):
-    """Requests come and go in any order; a plain model says what must be so."""
+    """Requests hold and release in any order, compared with a simple model."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,12 +136,12 @@ class Memory(RuleBasedStateMachine):
             return
         assert names(victims) == free[: len(victims)]
         before = self.residents.bytes
-        if victims:  # without the last one it would not fit
+        if victims:  # all of them are needed
             assert before - sum(v.bytes for v in victims[:-1]) + size > LIMIT
         for victim in victims:
             self.residents.drop(victim)
             self.order.remove(victim.name)
-        there(self.residents, name, size, pinned=pinned)
+        add(self.residents, name, size, pinned=pinned)
         self.order.append(name)
 
     def _is_idle(self, name: str) -> bool:
@@ -163,7 +163,7 @@ class Memory(RuleBasedStateMachine):
         self.residents.release(self.held.pop(place))
 
     @invariant()
-    def it_fits_and_what_is_in_use_is_there(self) -> None:
+    def it_fits_and_what_is_in_use_is_add(self) -> None:
         assert self.residents.bytes <= LIMIT
         assert set(self.residents.held) == set(self.order)
         for resident in self.held:

@@ -1,4 +1,4 @@
-"""Whatever file a client sends: the right answer or 4xx, never 5xx, and the server goes on."""
+"""Any file that a client sends gives a right prediction or 4xx, never 5xx."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def animated() -> bytes:
 
 
 def bomb(side: int, bits: int = 8) -> bytes:
-    """A PNG whose header promises side × side pixels, in a few bytes."""
+    """Return a small PNG whose header claims side × side pixels."""
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        body = kind + data
+    def chunk(name: bytes, data: bytes) -> bytes:
+        body = name + data
         return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, bits, 2, 0, 0, 0))
@@ -64,7 +64,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_an_odd_image_is_answered_as_covnorm_predict_answers_it(
+def test_an_unusual_image_is_predicted_as_covnorm_predict_does(
     name: str, server: Server, house: Ecology, tmp_path: Path
 ):
     file = tmp_path / "image"
@@ -77,14 +77,14 @@ def test_an_odd_image_is_answered_as_covnorm_predict_answers_it(
 
 
 def test_control_the_rotation_matters(server: Server):
-    """Else a server that ignores EXIF would pass."""
+    """Otherwise a server that ignores EXIF would pass."""
     sure = {server.predict("coins", rotated(n)).best[1] for n in (1, 3, 6, 8)}
     assert len(sure) == 4
     assert max(sure) - min(sure) > 1e-4
 
 
 def whole(side: int) -> bytes:
-    """A PNG of side × side black pixels, one bit each: sound, but for its size."""
+    """Return a valid PNG of side × side black pixels, one bit each."""
     return encoded(Image.new("1", (side, side)), "PNG")
 
 
@@ -111,19 +111,19 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_image_is_422(name: str, server: Server, photo: bytes):
+def test_a_file_that_is_not_an_image_is_422(name: str, server: Server, photo: bytes):
     answer = server.predict("roses", BAD[name])
     assert (answer.status, answer.reason) == (422, "bad_image"), answer.body
-    assert "/" not in answer.message.replace("16/", "")  # no path of the server's
+    assert "/" not in answer.message.replace("16/", "")  # no path of the server
     body, headers = form([("image", "x.png", BAD[name])])
     assert server.ask("POST", "/v1/domains/roses/predict", body, headers).status == 422
     assert server.predict("roses", photo).status == 200
 
 
 def test_the_pixels_are_counted_before_they_are_decoded(server: Server):
-    """A bomb costs no memory and no time. The sound one could be decoded, all 144 MB of it."""
+    """Decompression bombs cost neither memory nor time. The valid one would take 144 MB."""
     pid, sound = server.process.pid, whole(12_000)
-    Path(f"/proc/{pid}/clear_refs").write_text("5")  # its peak is counted from now on
+    Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets its peak
     before, start = server.rss(pid, "VmHWM"), time.monotonic()
     for bad in (sound, bomb(60_000)) * 4:
         answer = server.predict("roses", bad)
@@ -133,7 +133,7 @@ def test_the_pixels_are_counted_before_they_are_decoded(server: Server):
     assert time.monotonic() - start < 20
 
 
-def test_a_large_image_within_the_limits_is_answered(server: Server):
+def test_a_large_image_within_the_limits_is_predicted(server: Server):
     large = encoded(COLOUR.resize((4000, 3000)), "JPEG", quality=60)
     assert server.predict("coins", large).status == 200
 
@@ -141,7 +141,7 @@ def test_a_large_image_within_the_limits_is_answered(server: Server):
 def test_a_body_of_50_mb_is_413(server: Server, photo: bytes):
     answer = server.predict("roses", bytes(50_000_000))
     assert (answer.status, answer.reason) == (413, "too_large")
-    connection = server.connect()  # in chunks, nobody knows its length
+    connection = server.connect()  # chunked: without a length
     parts = iter([bytes(1_000_000)] * 50)
     connection.request("POST", "/v1/domains/roses/predict", parts, encode_chunked=True)
     assert connection.getresponse().status == 413
@@ -151,8 +151,8 @@ def test_a_body_of_50_mb_is_413(server: Server, photo: bytes):
     assert server.predict("roses", photo).status == 200
 
 
-def test_a_body_within_the_cap_is_read_whole(server: Server):
-    """The cap is on bytes, not on what they hold: this is an image with much behind it."""
+def test_a_body_within_the_limit_is_read_completely(server: Server):
+    """The limit is on bytes, not on the content: this is an image with many bytes after it."""
     assert server.predict("roses", picture() + bytes(20_000_000)).status == 200
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM drains: whatever was accepted is answered, and nothing is left behind."""
+"""SIGTERM: accepted requests still get their response, and no process is left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from server import PATIENCE, Answer, Server, descendants, wait_for
+from server import PATIENCE, Response, Server, descendants, wait_for
 from small_ecology import backbone
 from test_clients import head, opened, rest_of, status
 
@@ -22,7 +22,7 @@ from torch_covnorm.ecology import Ecology
 
 @pytest.fixture
 def server(house: Ecology) -> Iterator[Server]:
-    """One of its own for each test: it ends."""
+    """A new server for each test, because it ends."""
     made = Server(house.folder, "--deadline", 30, "--queue", 2000)
     try:
         yield made.wait_ready()
@@ -35,11 +35,11 @@ def gone(pids: list[int]) -> bool:
 
 
 class Load:
-    """Clients that ask, each on a new connection, until nobody listens any more."""
+    """Clients that send requests, each on a new connection, until the server stops listening."""
 
     def __init__(self, server: Server, photo: bytes, clients: int = 12) -> None:
         self.server, self.photo = server, photo
-        self.outcomes: list[tuple[float, str]] = []  # (when all of it was sent, what came)
+        self.outcomes: list[tuple[float, str]] = []  # (time of sending, outcome)
         self.threads = [threading.Thread(target=self._ask, args=(i,)) for i in range(clients)]
         for thread in self.threads:
             thread.start()
@@ -70,7 +70,7 @@ class Load:
 
 @pytest.fixture(scope="module")
 def stopped(house: Ecology, photo: bytes) -> Iterator[SimpleNamespace]:
-    """A server that got SIGTERM when it had all kinds of things under way."""
+    """A server that got SIGTERM with all kinds of requests under way."""
     server = Server(house.folder, "--deadline", 30, "--queue", 2000)
     try:
         server.wait_ready()
@@ -93,7 +93,7 @@ def stopped(house: Ecology, photo: bytes) -> Iterator[SimpleNamespace]:
             time.sleep(1)
             upload.sendall(photo[500:])
             uploaded = status(rest_of(upload))
-            answers: list[Answer] = [q.result() for q in queued]
+            answers: list[Response] = [q.result() for q in queued]
             code = server.process.wait(PATIENCE)
             took = time.monotonic() - signalled
         load.end()
@@ -113,14 +113,13 @@ def stopped(house: Ecology, photo: bytes) -> Iterator[SimpleNamespace]:
 
 
 def test_sigterm_under_load_loses_no_accepted_request(stopped: SimpleNamespace):
-    """Every request that was sent before the signal is answered; later ones are, or are refused
-    before any of their answer came."""
+    """Every request sent before the signal succeeds. Later ones do, or get no response at all."""
     assert len(stopped.before) > 60
     assert set(stopped.before) == {"200"}, stopped.before
     assert set(stopped.after) <= {"200", "503", "nothing"}, stopped.after
 
 
-def test_what_waits_for_its_turn_at_sigterm_is_answered(stopped: SimpleNamespace):
+def test_images_in_the_queue_at_sigterm_are_predicted(stopped: SimpleNamespace):
     assert [answer.status for answer in stopped.queued] == [200] * 8
     rows = [row for answer in stopped.queued for row in answer.json["items"]]
     assert len(rows) == 8 * 32
@@ -131,15 +130,15 @@ def test_an_upload_under_way_at_sigterm_is_finished(stopped: SimpleNamespace):
     assert stopped.uploaded == 200
 
 
-def test_it_ends_well_and_idle_connections_do_not_keep_it(stopped: SimpleNamespace):
+def test_it_exits_with_0_despite_idle_connections(stopped: SimpleNamespace):
     assert stopped.code == 0
-    assert stopped.took < 18  # less than the time that is given at most
+    assert stopped.took < 18  # less than the grace period
     wait_for(lambda: gone(stopped.pids), "its processes are gone")
     assert stopped.lines[-1]["event"] == "stopped"
     assert not [line for line in stopped.lines if line["level"] == "error"]
 
 
-def test_a_second_signal_hurries_it(server: Server, photo: bytes):
+def test_a_second_signal_stops_it_without_waiting(server: Server, photo: bytes):
     with opened(server, head(len(photo)), photo[:100]):  # never finished
         pids = descendants(server.process.pid)
         server.process.send_signal(signal.SIGINT)
@@ -153,7 +152,7 @@ def test_a_second_signal_hurries_it(server: Server, photo: bytes):
 
 
 def test_kill_9_leaves_no_process_behind(house: Ecology):
-    """Not even a worker that has hardly begun."""
+    """Not even a worker that is just starting."""
     server = Server(house.folder)
     try:
         wait_for(lambda: server.get("/live").status == 200, "it lives")
@@ -177,7 +176,7 @@ def test_sigterm_while_it_starts_ends_it(house: Ecology):
 
 
 def test_an_ecology_that_cannot_be_served_is_an_error_at_the_start(tmp_path: Path):
-    """Not a worker that dies again and again."""
+    """Otherwise workers would die again and again."""
     ecology = Ecology.create(tmp_path / "house", backbone())
     with pytest.raises(AssertionError, match=r"(?s)did not start.*passed from Python"):
         Server(ecology.folder)

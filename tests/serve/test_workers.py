@@ -1,4 +1,4 @@
-"""The process that computes may die or hang: it shows, it is replaced, requests survive."""
+"""A worker that dies or hangs is noticed and replaced, and its requests survive."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from server import PATIENCE, Server, descendants, running, wait_for
 from torch_covnorm.ecology import Ecology
 from torch_covnorm.serve import worker
 from torch_covnorm.serve.catalog import version_of
+from torch_covnorm.serve.errors import DomainChanged, RequestError
 
 HANG = 8.0
 
 
 @pytest.fixture(scope="module")
 def early(house: Ecology) -> Iterator[SimpleNamespace]:
-    """A server, and what it said before its worker had begun.
+    """A server, and its /live and /ready responses before its worker had started.
 
-    Deadlines outlast a restart; a worker that says nothing for some seconds is replaced.
+    Deadlines are longer than a restart; a worker that hangs for some seconds is replaced.
     """
     limits = {"deadline": 80.0, "hang": HANG, "queue": 10_000}
     server = Server(house.folder, limits=limits)
@@ -58,7 +59,7 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_live_is_the_process_and_ready_a_forward_pass(early: SimpleNamespace):
+def test_live_needs_the_process_and_ready_a_forward_pass(early: SimpleNamespace):
     assert (early.live.status, early.live.json) == (200, {"ok": True})
     assert (early.ready.status, early.ready.reason) == (503, "not_ready")
     assert "retry-after" in early.ready.headers
@@ -84,7 +85,7 @@ def test_a_killed_worker_loses_no_request_and_is_replaced(patient: Server, photo
         clients = [pool.submit(client, name) for name in list(wanted) * 2]
         time.sleep(0.5)
         os.kill(first, signal.SIGKILL)
-        wait_for(lambda: patient.get("/ready").status == 503, "it shows")
+        wait_for(lambda: patient.get("/ready").status == 503, "it is noticed")
         patient.wait_ready()
         time.sleep(0.5)
         stop.set()
@@ -94,12 +95,12 @@ def test_a_killed_worker_loses_no_request_and_is_replaced(patient: Server, photo
     assert patient.metric("covnorm_worker_restarts_total") == restarts + 1
 
 
-def test_a_hung_worker_shows_within_seconds_and_is_replaced(patient: Server):
-    """Nobody asks anything: the server looks by itself."""
+def test_a_hung_worker_is_noticed_within_seconds_and_replaced(patient: Server):
+    """Without any request, because the server probes its workers."""
     first = patient.worker
     os.kill(first, signal.SIGSTOP)
-    shows = wait_for(lambda: patient.get("/ready").status == 503, "it shows")
-    assert alive(first)  # it shows before anything is done about it
+    shows = wait_for(lambda: patient.get("/ready").status == 503, "it is noticed")
+    assert alive(first)  # it is noticed before it is killed
     assert shows < 12
     assert patient.get("/live").status == 200
     patient.wait_ready()
@@ -107,8 +108,8 @@ def test_a_hung_worker_shows_within_seconds_and_is_replaced(patient: Server):
     assert not alive(first)
 
 
-def test_a_hung_worker_under_load_stops_nothing_else(patient: Server):
-    """What is sent to it fills its pipe; the server must not wait for that."""
+def test_a_hung_worker_under_load_blocks_nothing_else(patient: Server):
+    """Its pipe becomes full; the server must not wait for it."""
     large = houses.encoded(Image.effect_noise((300, 300), 80).convert("RGB"), "PNG")
     assert patient.predict("murals", large).status == 200
     first = patient.worker
@@ -121,7 +122,7 @@ def test_a_hung_worker_under_load_stops_nothing_else(patient: Server):
                     assert patient.ask("GET", path, timeout=5).status == 200
                 time.sleep(0.1)
         except BaseException:
-            os.kill(first, signal.SIGCONT)  # else the four would wait for long
+            os.kill(first, signal.SIGCONT)  # otherwise the four requests would wait for long
             raise
         answers = [a.result() for a in asked]
     assert patient.worker != first
@@ -130,7 +131,7 @@ def test_a_hung_worker_under_load_stops_nothing_else(patient: Server):
     assert all(row.get("predictions") for row in rows), rows[0]
 
 
-def test_two_workers_share_the_load_and_one_stands_in_for_the_other(house: Ecology, photo: bytes):
+def test_two_workers_share_the_load_and_replace_each_other(house: Ecology, photo: bytes):
     with running(house.folder, "--workers", 2, "--deadline", 60) as server:
         pids = [w["pid"] for w in server.get("/v1/status").json["workers"]]
         assert len(set(pids)) == 2
@@ -149,7 +150,7 @@ def test_two_workers_share_the_load_and_one_stands_in_for_the_other(house: Ecolo
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[Connection]:
-    """A worker without a server, and the pipe that it listens to."""
+    """Run a worker without a server, and yield its pipe."""
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
     process = spawn.Process(target=worker.main, args=(theirs, str(folder), 1), daemon=True)
@@ -163,8 +164,8 @@ def alone(folder: Path) -> Iterator[Connection]:
         pipe.close()
 
 
-def test_a_worker_loads_the_version_that_it_was_asked_for_or_none(house: Ecology):
-    """The store may have another by then: a request was made ready for the one it knew."""
+def test_a_worker_loads_the_requested_version_or_none(house: Ecology):
+    """The store may have changed since a request was prepared for one version."""
     with alone(house.folder) as pipe:
 
         def heard() -> tuple[Any, ...]:
@@ -175,26 +176,28 @@ def test_a_worker_loads_the_version_that_it_was_asked_for_or_none(house: Ecology
         assert heard()[0] == "started"
         versions = {name: version_of(house, name) for name in ("roses", "north", "south")}
         for name in versions:
-            pipe.send(("load", name, versions["roses" if name != "roses" else "north"]))
-            assert heard() == ("changed", name)
+            pipe.send(("load", 1, name, versions["roses" if name != "roses" else "north"]))
+            word, number, value, _ = heard()
+            assert (word, number, type(value)) == ("result", 1, DomainChanged)
         images = np.zeros((1, 3, 48, 48), np.uint8)
-        pipe.send(("batch", 1, ["roses"], images, [1]))
-        word, number, answers, _ = heard()
-        assert (word, number, answers[0][0]) == ("did", 1, "broken")  # it is not there
+        pipe.send(("batch", 2, ["roses"], images, [1]))
+        word, number, (error,), _ = heard()
+        assert (word, number) == ("result", 2)
+        assert isinstance(error, RequestError)  # it is not loaded
+        assert (error.status, error.reason) == (409, "broken_domain")
+        assert "roses" in error.message
         for name, version in versions.items():
-            pipe.send(("load", name, version))
-            word, found, size, _ = heard()
+            pipe.send(("load", 3, name, version))
+            word, number, size, _ = heard()
             net = house.network()
             domain = house.load(net, name)
             net.prepare_(name, only=True)
-            assert (word, found, size) == ("loaded", name, domain.bytes)
-        pipe.send(("batch", 2, ["roses"], images, [1]))
+            assert (word, number, size) == ("result", 3, domain.bytes)
+        pipe.send(("batch", 4, ["roses"], images, [1]))
         assert heard()[2][0][0][0].startswith("roses-")
 
 
-def test_a_worker_that_ends_again_and_again_is_not_restarted_in_a_rush(
-    patient: Server, photo: bytes
-):
+def test_a_worker_that_keeps_dying_is_restarted_with_a_delay(patient: Server, photo: bytes):
     before, ends = patient.metric("covnorm_worker_restarts_total"), time.monotonic() + 3
     while time.monotonic() < ends:
         for pid in descendants(patient.process.pid):

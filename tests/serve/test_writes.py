@@ -1,4 +1,4 @@
-"""PUT and DELETE: what `covnorm export --to domain` wrote comes back and answers the same."""
+"""PUT and DELETE: an exported domain can be uploaded and gives the same predictions."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from command import covnorm
 from server import Server, form
 from small_ecology import assert_tidy, files
 
-from torch_covnorm import records
+from torch_covnorm import CovNormError, records
 from torch_covnorm.ecology import Ecology
 from torch_covnorm.serve.engine import Engine
-from torch_covnorm.serve.refusals import Refused
+from torch_covnorm.serve.errors import RequestError
+from torch_covnorm.serve.worker import Worker
 
 ALL = ["roses", "shells", "moths", "coins", "leaves", "north"]
 
 
 def exported(ecology: Ecology, name: str, folder: Path) -> dict[str, bytes]:
-    """The files of a domain by name, as `covnorm export` wrote them."""
+    """Export a domain and return {file name: content}."""
     ran = covnorm("export", name, "--to", "domain", "--out", folder, "--ecology", ecology.folder)
     assert ran.code == 0, ran.err
     place = folder / name
@@ -35,7 +36,7 @@ def exported(ecology: Ecology, name: str, folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_export_wrote_comes_back_and_answers_the_same(
+def test_an_uploaded_export_gives_the_same_predictions(
     name: str,
     house: Ecology,
     server: Server,
@@ -66,7 +67,7 @@ def test_the_commands_work_with_an_uploaded_domain(
         files_ = exported(house, name, tmp_path / name)
         assert writable.server.upload(uploaded, files_).status == 201
         alone = Ecology(shutil.copytree(folder, tmp_path / f"with {uploaded}"))
-        alone.remove([n for n in alone.domains if n != uploaded])  # these have no facts to report
+        alone.remove([n for n in alone.domains if n != uploaded])  # the report needs facts
         page = tmp_path / f"{uploaded}.html"
         for words in (["verify"], ["list"], ["show", uploaded], ["report", "--out", page]):
             for json_ in ([], ["--json"]):
@@ -80,7 +81,7 @@ def test_the_commands_work_with_an_uploaded_domain(
         }
 
 
-def test_the_stored_numbers_keep_their_kind(
+def test_the_stored_tensors_keep_their_dtype(
     house: Ecology, writable: SimpleNamespace, tmp_path: Path
 ):
     net = house.network()
@@ -99,7 +100,7 @@ def test_the_stored_numbers_keep_their_kind(
         assert sizes == sorted(sizes, reverse=True)
 
 
-def test_a_name_that_is_taken_is_409_unless_replace_is_said(
+def test_a_name_that_is_taken_is_409_without_replace(
     house: Ecology, writable: SimpleNamespace, tmp_path: Path, photo: bytes
 ):
     server, folder = writable.server, writable.ecology.folder
@@ -116,7 +117,7 @@ def test_a_name_that_is_taken_is_409_unless_replace_is_said(
     assert server.predict("copy", photo).best[0].startswith("coins-")
 
 
-def test_a_domain_of_another_backbone_is_refused(writable: SimpleNamespace, tmp_path: Path):
+def test_a_domain_of_another_backbone_is_409(writable: SimpleNamespace, tmp_path: Path):
     import domain_files
 
     place = domain_files.network().save_domain("flowers", tmp_path / "flowers")
@@ -127,16 +128,16 @@ def test_a_domain_of_another_backbone_is_refused(writable: SimpleNamespace, tmp_
     assert files(writable.ecology.folder) == before
 
 
-def test_damaged_and_forged_uploads_are_refused(
+def test_damaged_and_forged_uploads_are_rejected(
     house: Ecology, writable: SimpleNamespace, tmp_path: Path
 ):
-    """What the store would refuse, and what it would keep but nobody could serve."""
+    """Both what the store would reject and what could be stored but not served."""
     good = exported(house, "coins", tmp_path)
     (tensors,) = [name for name in good if name.endswith(".safetensors")]
 
-    def changed(**how: object) -> dict[str, bytes]:
+    def changed(**preprocessing: object) -> dict[str, bytes]:
         record = json.loads(good["domain.json"])
-        record["preprocessing"] |= how
+        record["preprocessing"] |= preprocessing
         record.pop("checksum")
         record["checksum"] = records.checksum(record)
         return {**good, "domain.json": json.dumps(record).encode()}
@@ -165,7 +166,7 @@ def test_damaged_and_forged_uploads_are_refused(
     assert writable.server.upload("copy", changed(size=32)).status == 201  # the control
 
 
-def test_what_is_no_form_is_415_and_an_empty_one_422(writable: SimpleNamespace):
+def test_a_body_that_is_not_a_form_is_415_and_an_empty_form_422(writable: SimpleNamespace):
     server = writable.server
     assert server.ask("PUT", "/v1/domains/copy", b"x").status == 415
     assert server.ask("PUT", "/v1/domains/copy").status == 415
@@ -183,7 +184,7 @@ def test_many_deletes_of_one_domain_make_one_204(writable: SimpleNamespace):
         assert found == [204] + [404] * 7
 
 
-def test_uploads_at_once_lose_nothing(house: Ecology, writable: SimpleNamespace, tmp_path: Path):
+def test_concurrent_uploads_lose_nothing(house: Ecology, writable: SimpleNamespace, tmp_path: Path):
     server, found = writable.server, exported(house, "coins", tmp_path)
     names = [f"copy-{i}" for i in range(4)]
     with ThreadPoolExecutor(8) as pool:
@@ -192,10 +193,10 @@ def test_uploads_at_once_lose_nothing(house: Ecology, writable: SimpleNamespace,
     assert set(names) <= set(writable.ecology.domains)
 
 
-def test_a_store_that_cannot_be_written_is_no_5xx(
+def test_a_store_that_cannot_be_written_is_409(
     house: Ecology, writable: SimpleNamespace, tmp_path: Path, photo: bytes
 ):
-    """The blobs have no folder to go to; the server says why and serves on."""
+    """The folder of the blobs is missing; the server reports it and continues."""
     server, blobs = writable.server, writable.ecology.folder / "blobs"
     found = exported(house, "coins", tmp_path)
     assert server.predict("stays", photo).status == 200  # it is in memory
@@ -212,22 +213,31 @@ def test_a_store_that_cannot_be_written_is_no_5xx(
 
 
 @pytest.mark.parametrize(
-    ("fault", "status"),
-    [(("broken", "of another backbone"), 409), (("failed", "KeyError: 'x'"), 500), (None, None)],
+    ("failure", "status"),
+    [(CovNormError("of another backbone"), 409), (KeyError("x"), 500), (None, None)],
 )
-def test_a_fault_of_ours_is_not_said_to_be_the_domains(fault, status, tmp_path: Path):
-    """The worker's answer is made up; what becomes of it is the engine's."""
+def test_a_bug_is_500_and_only_a_bad_domain_is_409(failure, status, tmp_path: Path, monkeypatch):
+    """The store fails in a made-up way; the worker and the engine report it."""
 
-    async def work(*_: object) -> object:
-        return fault
+    def store_upload(*_: object) -> None:
+        if failure is not None:
+            raise failure
 
-    worker = SimpleNamespace(process=SimpleNamespace(work=work))
-    catalog = SimpleNamespace(entries=dict, plain=str)
-    engine: Any = SimpleNamespace(idlest=lambda: worker, catalog=catalog)
-    keeping = Engine.keep(engine, "coins", str(tmp_path), replace=False)
+    monkeypatch.setattr("torch_covnorm.serve.worker.store_upload", store_upload)
+    worker = Worker.__new__(Worker)
+    worker.ecology = SimpleNamespace(folder=tmp_path)  # type: ignore[assignment]
+
+    async def background(word: str, *args: Any) -> None:
+        assert word == "store"
+        worker._store(*args)
+
+    handle = SimpleNamespace(process=SimpleNamespace(background=background))
+    engine: Any = SimpleNamespace(_idlest=lambda: handle, catalog=SimpleNamespace(entries=dict))
+    storing = Engine.store_domain(engine, "coins", str(tmp_path), replace=False)
     if status is None:
-        asyncio.run(keeping)
+        asyncio.run(storing)
         return
-    with pytest.raises(Refused) as refused:
-        asyncio.run(keeping)
-    assert refused.value.status == status
+    with pytest.raises(RequestError) as error:
+        asyncio.run(storing)
+    assert error.value.status == status
+    assert str(failure) in error.value.message

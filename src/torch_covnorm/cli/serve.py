@@ -69,8 +69,8 @@ def serve(
     if not math.isfinite(resident):
         raise CovNormError(f"--resident {resident}: give a number of megabytes")
     try:
-        from ..serve.running import Keys, Limits, print_address
-        from ..serve.running import serve as run
+        from ..serve.server import Keys, Limits, print_address
+        from ..serve.server import serve as run
     except ModuleNotFoundError as error:
         if str(error.name).startswith("torch_covnorm"):
             raise
@@ -96,5 +96,5 @@ def serve(
         keys=Keys.read(keys),
         allow_writes=allow_writes,
         json_logs=logs == "json",
-        told=print_address if json else None,
+        on_listening=print_address if json else None,
     )

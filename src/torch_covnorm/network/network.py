@@ -146,6 +146,16 @@ class MultiDomainNetwork(nn.Module):
         if only:
             let_go_(domain)
 
+    def without_domains(self, bases: ModuleMap | None = None) -> MultiDomainNetwork:
+        """Return a network on the same backbone (not a copy) with no domains and these bases.
+
+        A domain can be loaded there, while this network runs, and moved over when it is complete.
+        """
+        other = copy.copy(self)
+        other._modules = dict(self._modules)  # a shallow copy shares it
+        other.bases, other.domains = ModuleMap(dict((bases or ModuleMap()).items())), ModuleMap()
+        return other
+
     def parameters_of(self, name: str) -> Iterator[nn.Parameter]:
         """What trains in a domain: its adapters' trainable parameters, norms, head, own module."""
         return (p for p in self.domain(name).parameters() if p.requires_grad)

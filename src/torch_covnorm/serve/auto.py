@@ -1,93 +1,92 @@
-"""`domain: auto`: the worker that knows the domains is asked which of them an image is of."""
+"""`domain: auto`, on the server's side: ask one worker which domain an image belongs to."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from .catalog import Listed
-from .pool import Pool
-from .refusals import Refused, failed, full
+import numpy as np
 
-if TYPE_CHECKING:
-    from .engine import Engine
+from .catalog import ServedDomain
+from .errors import RequestError, queue_full
+from .process import WorkerProcess
 
-NAME = "auto"
-
-
-async def guess(engine: Engine, image: bytes, name: str) -> dict[str, Any]:
-    """{"domain", "confidence", "candidates"} by the statistics that every domain keeps."""
-    listed = _servable(engine)
-    pool = min(engine.pools, key=lambda p: (not p.process.is_up, p.guesses, len(p.queue)))
-    sizes = {n: (d.size, d.fit) for n, d in listed.items()}
-    images = {}
-    for key in set(sizes.values()):
-        images[key] = (await engine.decoded(image, *key, name)).numpy()
-    await pool.process.up()
-    await _learned(pool, {n: d.statistics for n, d in listed.items()})
-    found = await _asked(pool, sizes, images)
-    if isinstance(found, tuple):
-        raise failed(found[1])
-    if not found:
-        raise Refused(422, "no_domain", "domain 'auto': no domain here keeps statistics")
-    best = found[0]
-    if not best["fits"]:
-        raise Refused(
-            422,
-            "no_domain_fits",
-            f"domain 'auto': none fits this image (the nearest is {best['domain']!r}): name "
-            "the domain",
-        )
-    return {"domain": best["domain"], "confidence": best["chance"], "candidates": found[:5]}
+AUTO = "auto"
+InputShape = tuple[int, str]  # size and fit of a domain's inputs
 
 
-async def _asked(pool: Pool, sizes: dict[str, Any], images: dict[Any, Any]) -> Any:
-    """One guess at a time is in the worker, so that batches come in between; those that wait are
-    refused where they could not be in time, and dropped when they are late."""
-    ahead = pool.guesses * pool.guess_seconds
-    if ahead > pool.limits.patience:
-        raise full(max(1.0, ahead))
-    pool.guesses += 1
-    try:
-        await pool.guessing.acquire()
-    except BaseException:  # late, or the client is gone: nothing was sent
-        pool.guesses -= 1
-        raise
-    call = asyncio.create_task(pool.process.call("guess", sizes, images))
+class GuessClient:
+    """Guesses of one worker. `waiting` counts those that it makes or that wait for it."""
 
-    def done(call: asyncio.Task[Any]) -> None:
-        pool.guessing.release()
-        pool.guesses -= 1
-        if not call.cancelled() and call.exception() is None:
-            pool.guess_seconds += 0.5 * (call.result()[1] - pool.guess_seconds)
+    def __init__(self, process: WorkerProcess, backlog: float) -> None:
+        self.waiting = 0
+        self._process, self._backlog = process, backlog
+        self._seconds = 0.0  # per guess, as measured lately
+        self._one_at_a_time = asyncio.Lock()
+        # The process that has learned, because its successor knows nothing, and what it learned.
+        self._learned: tuple[int | None, dict[str, str]] = (None, {})
+        self._learning: asyncio.Task[None] | None = None
 
-    call.add_done_callback(done)
-    return (await asyncio.shield(call))[0]
+    async def guess(
+        self, served: Mapping[str, ServedDomain], images: Mapping[InputShape, np.ndarray]
+    ) -> dict[str, Any]:
+        """Return {"domain", "confidence", "candidates"} for an image, or raise 422.
 
+        images: the image as uint8 (3, size, size), for every input shape of the domains.
+        """
+        await self._process.wait_up()
+        await self._learn({name: domain.statistics for name, domain in served.items()})
+        shapes = {name: (domain.size, domain.fit) for name, domain in served.items()}
+        found = await self._call(shapes, images)
+        if not found:
+            raise RequestError(
+                "no_domain", "domain 'auto': no domain has statistics. Please name the domain."
+            )
+        best = found[0]
+        if not best["fits"]:
+            raise RequestError(
+                "no_domain_fits",
+                f"domain 'auto': no domain fits this image (the nearest is {best['domain']!r}). "
+                "Please name the domain.",
+            )
+        return {"domain": best["domain"], "confidence": best["chance"], "candidates": found[:5]}
 
-def _servable(engine: Engine) -> dict[str, Listed]:
-    found = {}
-    for name in engine.catalog.entries():
-        with contextlib.suppress(Refused):
-            found[name] = engine.catalog.find(name)
-    return found
+    async def _call(self, *args: Any) -> Any:
+        """Call the worker with one guess at a time, so that batches get their turn in between."""
+        ahead = self.waiting * self._seconds
+        if ahead > self._backlog:
+            raise queue_full(ahead)
+        self.waiting += 1
+        try:
+            await self._one_at_a_time.acquire()
+        except BaseException:  # past its deadline, or the client is gone: nothing was sent
+            self.waiting -= 1
+            raise
+        call = asyncio.create_task(self._process.compute("guess", *args))
 
+        def done(call: asyncio.Task[Any]) -> None:
+            self._one_at_a_time.release()
+            self.waiting -= 1
+            if not call.cancelled() and call.exception() is None:
+                self._seconds += 0.5 * (call.result()[1] - self._seconds)
 
-async def _learned(pool: Pool, wanted: dict[str, str]) -> None:
-    """The worker knows these by their statistics; learning goes on if nobody waits for it."""
-    if pool.learned != wanted and pool.learning is None:
+        call.add_done_callback(done)
+        return (await asyncio.shield(call))[0]
 
-        async def learn() -> None:
-            pid = pool.process.pid
-            try:
-                await pool.process.work("learn", wanted)
-                if pool.process.pid == pid:  # else another worker is there, which knows none
-                    pool.learned = wanted
-            finally:
-                pool.learning = None
+    async def _learn(self, versions: dict[str, str]) -> None:
+        """Let the worker learn statistics. It continues even if the caller is cancelled."""
+        wanted = self._process.pid, versions
+        if self._learned != wanted and self._learning is None:
 
-        pool.learning = asyncio.create_task(learn())
-        pool.learning.add_done_callback(lambda task: task.cancelled() or task.exception())
-    if pool.learning is not None:
-        await asyncio.shield(pool.learning)
+            async def learn() -> None:
+                try:
+                    await self._process.background("learn", versions)
+                    self._learned = wanted
+                finally:
+                    self._learning = None
+
+            self._learning = asyncio.create_task(learn())
+            self._learning.add_done_callback(lambda task: task.cancelled() or task.exception())
+        if self._learning is not None:
+            await asyncio.shield(self._learning)

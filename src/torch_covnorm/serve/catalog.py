@@ -1,4 +1,4 @@
-"""What the store has now: every domain with its version, followed as it changes."""
+"""The domains of the store and their versions, kept up to date while the store changes."""
 
 from __future__ import annotations
 
@@ -16,68 +16,76 @@ from ..ecology.prediction import check_preprocessing
 from ..errors import CovNormError, choices
 from ..network.domain import NAME
 from ..records import blame
-from .refusals import broken, unknown
+from .errors import RequestError, broken_domain, without_paths
 
 LARGEST = 1024  # pixels on a side of an input
 Bases = dict[str, dict[str, str]]
 
 
 def version_of(ecology: Ecology, name: str) -> str:
-    """Changes whenever what is served of a domain changes, its shared basis included."""
+    """Return a hash that changes whenever the domain's predictions may, its basis included."""
     return _version(ecology.entry(name), ecology.bases)
 
 
 def _version(entry: Entry, bases: Bases) -> str:
-    blobs = [entry.blobs["record"], entry.blobs["tensors"]]
-    return _hashed(blobs + _basis_blobs(entry, bases))
+    return _hash(entry.blobs["record"], entry.blobs["tensors"], *(_basis(entry, bases) or ()))
 
 
-def _basis_blobs(entry: Entry, bases: Bases) -> list[str]:
-    return [] if entry.basis is None else [bases.get(entry.basis, {}).get("tensors", "")]
+def _basis(entry: Entry, bases: Bases) -> tuple[str, str] | None:
+    """Return the name of a domain's basis and its tensors' blob, which is its version."""
+    if entry.basis is None:
+        return None
+    return entry.basis, bases.get(entry.basis, {}).get("tensors", "")
 
 
-def _hashed(parts: list[str]) -> str:
+def _hash(*parts: str) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
-def check_servable(how: Any, name: str) -> dict[str, Any]:
-    """What a domain says of its images, checked: a forged record must not cost the others."""
-    how = check_preprocessing(how, name)
-    side, fit = how["size"], how["fit"]
-    good = type(side) is int and MIN_SIDE <= side <= LARGEST and fit in FITS
-    for key in ("mean", "std"):
-        good = good and isinstance(how[key], list) and len(how[key]) == 3
-        good = good and all(_is_number(value) for value in how[key])
-    if not good or not all(value > 0 for value in how["std"]):
+def check_servable(preprocessing: Any, name: str) -> dict[str, Any]:
+    """Return a domain's preprocessing if it can be served.
+
+    It may come from a forged record, so it is checked before it can harm other domains.
+    """
+    preprocessing = check_preprocessing(preprocessing, name)
+    size, fit, std = (preprocessing[key] for key in ("size", "fit", "std"))
+    good = type(size) is int and MIN_SIDE <= size <= LARGEST and fit in FITS
+    good = good and _are_three_numbers(preprocessing["mean"]) and _are_three_numbers(std)
+    if not good or not all(value > 0 for value in std):
         raise CovNormError(
-            f"domain {name!r}: its preprocessing {how!r} has no side of {MIN_SIDE} to {LARGEST} "
-            f"pixels, three means, three deviations above 0 and a fit of {' or '.join(FITS)}"
+            f"domain {name!r}: invalid preprocessing {preprocessing!r}. It needs a size of "
+            f"{MIN_SIDE} to {LARGEST} pixels, three means, three standard deviations above 0 and a "
+            f"fit of {' or '.join(FITS)}."
         )
-    return how
+    return preprocessing
 
 
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+def _are_three_numbers(values: object) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) == 3
+        and all(type(value) in (int, float) and math.isfinite(value) for value in values)
+    )
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A domain as it is listed: enough to decode its images and to know when it changed."""
+class ServedDomain:
+    """One version of a domain: enough to decode its images and to see when it has changed."""
 
     name: str
     version: str
-    statistics: str  # the version of what `auto` knows it by
-    basis: tuple[str, str] | None
-    size: int  # side of its inputs
+    statistics: str  # version of what `auto` compares images with
+    basis: tuple[str, str] | None  # name and version of its shared basis
+    size: int  # side of its inputs in pixels
     fit: str
-    bytes: int  # in memory, about
-    facts: dict[str, Any]
+    bytes: int  # in memory, estimated
+    classes: list[str] | None
 
 
 class Catalog:
-    """The store's list. Every look costs one stat of the manifest; what changed is read again.
+    """The domains of the store. Every access costs one stat of the manifest; changes are reread.
 
-    Should the manifest be damaged or gone, what was known last stays.
+    If the manifest is damaged or missing, the last known state stays.
     """
 
     def __init__(self, ecology: Ecology) -> None:
@@ -86,81 +94,78 @@ class Catalog:
         self._entries: dict[str, Entry] = {}
         self._versions: dict[str, str] = {}
         self._bases: Bases = {}
-        self._listed: dict[str, Listed] = {}
+        self._served: dict[str, ServedDomain] = {}
 
     def entries(self) -> dict[str, Entry]:
-        """Every domain by name, as the manifest has it."""
-        self._look()
+        """Return the manifest's entry of every domain."""
+        self._refresh()
         return self._entries
 
     def versions(self) -> dict[str, str]:
-        """{name: version} of all domains; another object whenever the store has changed."""
-        self._look()
+        """Return {name: version}; a new object whenever the store has changed."""
+        self._refresh()
         return self._versions
 
-    def find(self, name: str) -> Listed:
-        """A domain, or a refusal that says which there are."""
+    def find(self, name: str) -> ServedDomain:
+        """Return a domain that can be served, or raise 404 or 409."""
         self.find_entry(name)
-        found = self._listed.get(name)
-        if found is None:
+        if name not in self._served:
             try:
-                found = self._listed[name] = self._read(name)
+                self._served[name] = self._read(name)
             except CovNormError as error:
-                raise broken(name, self.plain(str(error))) from None
-        return found
+                why = without_paths(str(error), self.ecology.folder)
+                raise broken_domain(name, why) from None
+        return self._served[name]
+
+    def servable(self) -> dict[str, ServedDomain]:
+        """Return every domain that can be served."""
+        served = {}
+        for name in self.entries():
+            with contextlib.suppress(RequestError):
+                served[name] = self.find(name)
+        return served
 
     def find_entry(self, name: str) -> Entry:
-        """A domain as the manifest has it; its own files may be broken."""
-        self._look()
+        """Return the manifest's entry of a domain, whose files may be broken, or raise 404."""
+        self._refresh()
         if name not in self._entries:
-            if not NAME.fullmatch(name):
-                raise unknown(name[:64], "not a name that a domain can have")
-            known = sorted(self._entries)[:50]
-            raise unknown(name, choices(name, known) if known else "there are none yet")
+            if NAME.fullmatch(name):
+                known = sorted(self._entries)[:50]
+                hint = choices(name, known) if known else "the store has no domains yet"
+            else:
+                name, hint = name[:64], "not a valid domain name"
+            raise RequestError("unknown_domain", f"unknown domain {name!r}: {hint}")
         return self._entries[name]
 
-    def plain(self, text: str) -> str:
-        """A message without the path of the store, which is nobody's business."""
-        folder = str(self.ecology.folder)
-        return text.replace(f"{folder}/", "").replace(f"{folder}: ", "")
-
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         with contextlib.suppress(CovNormError):
             stamp = self.ecology.stamp
             if stamp == self._stamp:
                 return
             entries, bases = self.ecology.domains, self.ecology.bases
             versions = {name: _version(entry, bases) for name, entry in entries.items()}
-            same = {n for n, entry in entries.items() if entry == self._entries.get(n)}
-            same = {n for n in same if versions[n] == self._versions.get(n)}
-            self._listed = {n: listed for n, listed in self._listed.items() if n in same}
+            self._served = {
+                name: served
+                for name, served in self._served.items()
+                if entries.get(name) == self._entries[name] and versions[name] == served.version
+            }
             self._entries, self._bases, self._versions = entries, bases, versions
             self._stamp = stamp
 
-    def _read(self, name: str) -> Listed:
+    def _read(self, name: str) -> ServedDomain:
         entry, record = self._entries[name], self.ecology.record(name)
         with blame(self.ecology.blobs.path(entry.blobs["record"])):
-            how, classes = check_servable(record["preprocessing"], name), record["classes"]
+            preprocessing = check_servable(record["preprocessing"], name)
+            classes = record["classes"]
         version = self._versions[name]
-        basis = entry.basis and (entry.basis, _hashed(_basis_blobs(entry, self._bases)))
-        kept = [entry.blobs.get(part, "") for part in ("moments", "examples")]
-        facts = {
-            "domain": name,
-            "method": entry.method,
-            "classes": classes,
-            "accuracy": entry.accuracy,
-            "parameters": entry.parameters,
-            "bytes": entry.bytes,
-            "basis": entry.basis,
-            "size": how["size"],
-        }
-        return Listed(
+        statistics = [entry.blobs.get(part, "") for part in ("moments", "examples")]
+        return ServedDomain(
             name,
             version,
-            _hashed([version, *kept]),
-            basis or None,
-            how["size"],
-            how["fit"],
+            _hash(version, *statistics),
+            _basis(entry, self._bases),
+            preprocessing["size"],
+            preprocessing["fit"],
             4 * entry.total,
-            facts,
+            classes,
         )

@@ -1,45 +1,45 @@
-"""From an image to its answer: admission, decoding, the domain's place in memory, the batch."""
+"""From an image to its prediction: admission, decoding, the choice of a worker, deadlines."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
+
+from torch import Tensor
 
 from ..data.image_files import load_image
 from ..ecology import Ecology
 from ..errors import CovNormError
-from . import auto
-from .catalog import Catalog, Listed
+from .auto import AUTO
+from .catalog import Catalog, ServedDomain
+from .errors import (
+    DomainChanged,
+    RequestError,
+    WorkerDied,
+    deadline_passed,
+    queue_full,
+    unavailable,
+    without_paths,
+)
 from .limits import Limits
 from .log import LOG
 from .metrics import Metrics
-from .pool import Changed, Pool
-from .process import Died
-from .queue import Request
-from .refusals import Refused, bad_image, exists, failed, full, late, stopped, unknown
+from .queue import ImageResult, QueuedImage
+from .worker_handle import WorkerHandle
 
 WATCH = 0.25  # seconds between looks at the store
 DECODERS = 4  # threads that decode images
-LIVES = 2  # workers that a request may lose
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Of one image: [(label, probability)], best first, and how it came about."""
-
-    domain: str
-    top: list[tuple[str, float]]
-    facts: dict[str, Any]
+ATTEMPTS = 2  # workers that may die under a request before it gets 503
 
 
 class Engine:
-    """All workers of a server, over one store. Made and used on one event loop.
+    """All workers of a server, over one store. Create it and use it on one event loop.
 
-    pace: seconds that an image takes for each one before it, as seen where many were: with all
-    that the workers know nothing of.
+    pace: seconds that an image takes for every image before it, measured under load. It includes
+    what the workers do not measure: decoding, and the event loop itself.
     """
 
     def __init__(self, ecology: Ecology, limits: Limits) -> None:
@@ -51,222 +51,232 @@ class Engine:
         self.pace = 0.0
         self.stopping = False
         self.loop = asyncio.get_running_loop()
-        folder = str(ecology.folder)
-        self.pools = [Pool(i, folder, limits, self.metrics) for i in range(limits.workers)]
+        folder, count = str(ecology.folder), limits.workers
+        self.workers = [WorkerHandle(i, folder, limits, self.metrics) for i in range(count)]
         self._decoders = ThreadPoolExecutor(DECODERS, "decode")
         self._tasks: list[asyncio.Task[None]] = []
 
     def run(self) -> None:
-        """Begin to serve."""
-        for pool in self.pools:
-            pool.run()
-        self._tasks = [asyncio.create_task(self._watch())]
-        self._tasks += [asyncio.create_task(self._pin(p)) for p in self.pools if self.limits.pins]
-
-    async def drain(self) -> None:
-        """Take nothing new, and wait for what was accepted."""
-        self.stopping = True
-        until = self.loop.time() + self.limits.grace
-        while self.accepted and self.loop.time() < until:
-            await asyncio.sleep(0.01)
+        """Start to serve."""
+        self._tasks = [asyncio.create_task(self._follow_store())]
+        for worker in self.workers:
+            worker.run()
+            if self.limits.pins:
+                self._tasks.append(asyncio.create_task(self._keep_pinned(worker)))
 
     async def stop(self) -> None:
-        """End the workers, behind `drain`."""
+        """End the workers. The web server has waited for the accepted requests before."""
+        self.stopping = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*(pool.stop() for pool in self.pools))
+        await asyncio.gather(*(worker.stop() for worker in self.workers))
         self._decoders.shutdown(wait=False)
 
     @property
     def ready(self) -> bool:
-        """Whether every worker has answered lately."""
-        return not self.stopping and all(pool.process.is_ready() for pool in self.pools)
+        """Whether a forward pass succeeded recently in every worker."""
+        return not self.stopping and all(worker.process.is_ready() for worker in self.workers)
+
+    def is_resident(self, name: str) -> bool:
+        """Return whether a domain is in the memory of any worker."""
+        return any(name in worker.residents.held for worker in self.workers)
 
     # ── one image ────────────────────────────────────────────────────────────────────────────
 
-    async def ask(self, domain: str, image: bytes, top: int, name: str = "image") -> Answer:
-        """The answer of a domain to an image file's bytes, within the deadline; or `Refused`."""
+    async def predict(
+        self, domain: str, image: bytes, top: int, name: str = "image"
+    ) -> ImageResult:
+        """Predict an image file's bytes within the deadline, or raise `RequestError`.
+
+        domain: a name, or "auto". name: how error messages call the image.
+        """
         arrived = self.loop.time()
         deadline = arrived + self.limits.deadline
         self._admit()
-        before = self._before()
+        before = self._ahead()
         self.accepted += 1
         self.metrics.queue_depth.set(self.accepted)
         try:
             async with asyncio.timeout_at(deadline):
-                answer = await self._answer(domain, image, top, name, deadline)
+                result = await self._predict(domain, image, top, name, deadline)
         except TimeoutError:
-            self._saw(domain, before, self.limits.deadline)
-            raise late(self.limits.deadline) from None
+            self._learn_pace(domain, before, self.limits.deadline)
+            raise deadline_passed(self.limits.deadline) from None
         finally:
             self.accepted -= 1
             self.metrics.queue_depth.set(self.accepted)
-        took = self.loop.time() - arrived
-        self._saw(domain, before, took)
+        seconds = self.loop.time() - arrived
+        self._learn_pace(domain, before, seconds)
         self.metrics.images.inc()
-        self.metrics.request_seconds.observe(took)
-        return answer
+        self.metrics.request_seconds.observe(seconds)
+        return result
 
-    def _saw(self, domain: str, before: int, seconds: float) -> None:
-        """Learn the pace from what was answered or late; what is refused says nothing about it."""
-        if before >= self.limits.batch and domain != auto.NAME:
+    def _learn_pace(self, domain: str, before: int, seconds: float) -> None:
+        """Update the pace from a result or a timeout; errors say nothing about it."""
+        if before >= self.limits.batch and domain != AUTO:
             self.pace += 0.1 * (seconds / (before + 1) - self.pace)
 
     def _admit(self) -> None:
-        """Refuse at once what could not be answered in time."""
+        """Reject immediately what could not be computed in time."""
         if self.stopping:
-            raise stopped()
-        pace = min(pool.pace for pool in self.pools) / len(self.pools)
-        ahead = self._before() * max(self.pace, pace)
-        if self.accepted >= self.limits.queue or ahead > self.limits.patience:
-            raise full(max(1.0, ahead))
+            raise unavailable()
+        pace = min(worker.pace for worker in self.workers) / len(self.workers)
+        seconds = self._ahead() * max(self.pace, pace)
+        if self.accepted >= self.limits.queue or seconds > self.limits.backlog:
+            raise queue_full(seconds)
 
-    def _before(self) -> int:
-        """Images that a new one waits for; what waits for a guess has a queue of its own."""
+    def _ahead(self) -> int:
+        """Images that a new one waits for. Images that wait for a guess have a separate queue."""
         return self.accepted - self.guessing
 
-    async def _answer(
+    async def _predict(
         self, domain: str, image: bytes, top: int, name: str, deadline: float
-    ) -> Answer:
-        guessed: dict[str, Any] = {}
-        if domain == auto.NAME:
-            guessed = await self._guessed(image, name)
-            domain = guessed["domain"]
-        listed = self.catalog.find(domain)
-        pixels = await self.decoded(image, listed.size, listed.fit, name)
-        lives = LIVES
-        while lives:
-            now = self.catalog.find(domain)  # it may have been replaced meanwhile
-            if (now.size, now.fit) != (listed.size, listed.fit):
-                listed, pixels = now, await self.decoded(image, now.size, now.fit, name)
+    ) -> ImageResult:
+        guess: dict[str, Any] = {}
+        if domain == AUTO:
+            guess = await self._guess(image, name)
+            domain = guess["domain"]
+        served = self.catalog.find(domain)
+        pixels = await self._decode(image, served.size, served.fit, name)
+        attempts = ATTEMPTS
+        while attempts:
+            current = self.catalog.find(domain)  # it may have been replaced meanwhile
+            if (current.size, current.fit) != (served.size, served.fit):
+                pixels = await self._decode(image, current.size, current.fit, name)
+                served = current
                 continue
             try:
-                found, facts = await self._batched(now, pixels, top, deadline)
-                return Answer(domain, found, {**facts, **guessed})
-            except Changed:
+                result = await self._compute(current, pixels, top, deadline)
+                return dataclasses.replace(result, **guess)
+            except DomainChanged:
                 continue
-            except Died:  # it is replaced, and asked once more
-                lives -= 1
-        raise stopped()
+            except WorkerDied:
+                attempts -= 1
+        raise unavailable()
 
-    async def _batched(
-        self, listed: Listed, pixels: Any, top: int, deadline: float
-    ) -> tuple[list[tuple[str, float]], dict[str, Any]]:
-        pool = self._choose(listed)
-        resident = await pool.hold(listed)
+    async def _compute(
+        self, domain: ServedDomain, pixels: Tensor, top: int, deadline: float
+    ) -> ImageResult:
+        """Put an image into the queue of a worker that has its domain, and wait for the result."""
+        worker = self._choose_worker(domain.name)
+        resident = await worker.hold(domain)
         try:
-            future = self.loop.create_future()
-            request = Request(listed.name, pixels, top, self.loop.time(), deadline, future)
-            pool.queue.put(request)
-            return await future, request.facts
+            future: asyncio.Future[ImageResult] = self.loop.create_future()
+            now = self.loop.time()
+            worker.queue.put(QueuedImage(domain.name, pixels, top, now, deadline, future))
+            return await future
         finally:
-            pool.release(resident)
+            worker.release(resident)
 
-    async def decoded(self, image: bytes, size: int, fit: str, name: str) -> Any:
-        """An image as a domain reads it: uint8 (3, size, size)."""
+    async def _decode(self, image: bytes, size: int, fit: str, name: str) -> Tensor:
+        """Decode an image as a domain needs it: uint8 (3, size, size)."""
 
-        def decode() -> Any:
+        def decode() -> Tensor:
             return load_image(image, size, fit, name=name).contiguous()
 
         try:
             return await self.loop.run_in_executor(self._decoders, decode)
         except CovNormError as error:
-            raise bad_image(str(error)) from None
+            raise RequestError("bad_image", str(error)) from None
 
-    def _choose(self, listed: Listed) -> Pool:
-        """The worker with the least to do, of those that have the domain where any has."""
-        there = [p for p in self.pools if listed.name in p.residents.held and p.process.is_up]
-        idle = self.idlest()
-        if not there:
-            return idle
-        best = min(there, key=lambda p: len(p.queue))
-        return best if len(best.queue) <= len(idle.queue) + self.limits.batch else idle
+    def _choose_worker(self, domain: str) -> WorkerHandle:
+        """Return the worker with the least to do, preferably one that has the domain in memory."""
+        idlest = self._idlest()
+        having = [w for w in self.workers if domain in w.residents.held and w.process.is_up]
+        best = min(having, key=lambda w: len(w.queue), default=idlest)
+        return best if len(best.queue) <= len(idlest.queue) + self.limits.batch else idlest
 
-    def idlest(self) -> Pool:
-        """The worker with the least to do."""
-        return min(self.pools, key=lambda p: (not p.process.is_up, len(p.queue)))
+    def _idlest(self) -> WorkerHandle:
+        return min(self.workers, key=lambda w: (not w.process.is_up, len(w.queue)))
 
-    async def _guessed(self, image: bytes, name: str) -> dict[str, Any]:
+    async def _guess(self, image: bytes, name: str) -> dict[str, Any]:
+        """Return {"domain", "confidence", "candidates"} for an image whose domain is "auto"."""
         self.guessing += 1
         try:
-            for _ in range(LIVES):
-                with contextlib.suppress(Died):
-                    return await auto.guess(self, image, name)
-            raise stopped()
+            for _ in range(ATTEMPTS):
+                with contextlib.suppress(WorkerDied):
+                    served = self.catalog.servable()
+                    shapes = {(domain.size, domain.fit) for domain in served.values()}
+                    images = {s: (await self._decode(image, *s, name)).numpy() for s in shapes}
+                    worker = min(
+                        self.workers,
+                        key=lambda w: (not w.process.is_up, w.guesses.waiting, len(w.queue)),
+                    )
+                    return await worker.guesses.guess(served, images)
+            raise unavailable()
         finally:
             self.guessing -= 1
 
     # ── the store ────────────────────────────────────────────────────────────────────────────
 
-    async def keep(self, name: str, folder: str, replace: bool) -> None:
-        """Put uploaded files into the store, by way of a worker, which knows the backbone."""
+    async def store_domain(self, name: str, folder: str, replace: bool) -> None:
+        """Add uploaded files to the store. A worker does it, because it knows the backbone."""
         try:
-            fault = await self.idlest().process.work("keep", name, folder, replace)
-        except Died:
-            raise stopped() from None
-        if fault is None:
-            return
-        if not replace and name in self.catalog.entries():
-            raise exists(name)
-        whose, why = fault
-        said = f"domain {name!r}: {self.catalog.plain(why.replace(f'{folder}/', ''))}"
-        raise failed(said) if whose == "failed" else Refused(409, "broken_domain", said)
+            await self._idlest().process.background("store", name, folder, replace)
+        except WorkerDied:
+            raise unavailable() from None
+        except RequestError:
+            if replace or name not in self.catalog.entries():
+                raise
+            message = f"domain {name!r} exists. Send ?replace=true or use another name."
+            raise RequestError("exists", message) from None
 
-    async def forget(self, name: str) -> None:
-        """Take a domain out of the store."""
+    async def remove_domain(self, name: str) -> None:
+        """Remove a domain from the store."""
         self.catalog.find_entry(name)
         try:
             await asyncio.to_thread(self.ecology.remove, [name])
         except CovNormError as error:
-            said = self.catalog.plain(str(error))
-            if name not in self.catalog.entries():  # somebody else was faster
-                raise unknown(name, "it is gone already") from None
-            raise Refused(409, "broken_domain", f"domain {name!r} stays: {said}") from None
+            self.catalog.find_entry(name)  # 404 if another request has removed it meanwhile
+            why = without_paths(str(error), self.ecology.folder)
+            message = f"domain {name!r} was not removed: {why}"
+            raise RequestError("broken_domain", message) from None
 
     def status(self) -> dict[str, Any]:
-        """What the page shows."""
-        pools = self.pools
+        """Return what the page shows."""
         return {
             "ready": self.ready,
             "domains": len(self.catalog.entries()),
-            "images": self.metrics.total(self.metrics.images),
+            "images": self.metrics.images_total,
             "switches": self.metrics.switches,
             "queue": self.accepted,
             "queue_limit": self.limits.queue,
-            "resident": sum(len(p.residents.held) for p in pools),
-            "resident_bytes": sum(p.residents.bytes for p in pools),
+            "resident": sum(len(w.residents.held) for w in self.workers),
+            "resident_bytes": sum(w.residents.bytes for w in self.workers),
             "workers": [
                 {
-                    "pid": p.process.pid,
-                    "ready": p.process.is_ready(),
-                    "restarts": p.process.restarts,
+                    "pid": w.process.pid,
+                    "ready": w.process.is_ready(),
+                    "restarts": w.process.restarts,
                 }
-                for p in pools
+                for w in self.workers
             ],
             "backbone": self.backbone,
             "deadline": self.limits.deadline,
         }
 
-    async def _pin(self, pool: Pool) -> None:
-        """Have the pinned domains in memory, from the start and whatever happens."""
-        said: dict[str, str] = {}
+    async def _keep_pinned(self, worker: WorkerHandle) -> None:
+        """Keep the pinned domains in a worker's memory, also after it was replaced."""
+        logged: dict[str, str] = {}
         while True:
             for name in self.limits.pins:
                 try:
-                    pool.release(await pool.hold(self.catalog.find(name)))
-                except (Refused, Died, Changed) as why:  # it may come, or be mended
-                    if isinstance(why, Refused) and said.get(name) != why.message:
-                        said[name] = why.message
-                        LOG.warning("pin", extra={"said": {"why": why.message}})
+                    worker.release(await worker.hold(self.catalog.find(name)))
+                except (WorkerDied, DomainChanged):
+                    continue
+                except RequestError as error:  # it may be added or repaired later
+                    if logged.get(name) != error.message:
+                        logged[name] = error.message
+                        LOG.warning("pin", extra={"fields": {"why": error.message}})
             await asyncio.sleep(1.0)
 
-    async def _watch(self) -> None:
-        """Follow the store: what changed is served anew, what went is let go."""
-        before: object = None
+    async def _follow_store(self) -> None:
+        """Drop from memory what the store has replaced or removed."""
+        known: object = None
         while True:
-            if (versions := self.catalog.versions()) is not before:
-                before = versions
+            if (versions := self.catalog.versions()) is not known:
+                known = versions
                 self.metrics.domains.set(len(versions))
-                for pool in self.pools:
-                    pool.follow(versions)
+                for worker in self.workers:
+                    worker.follow(versions)
             await asyncio.sleep(WATCH)

@@ -1,4 +1,4 @@
-"""What stands before every route: a request's id, its key, size and time, its line in the log."""
+"""The middleware around every route: request id, key, size and time of the body, errors, log."""
 
 from __future__ import annotations
 
@@ -6,115 +6,126 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Callable
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .errors import RequestError
 from .keys import Keys
 from .limits import Limits
 from .log import LOG
 from .metrics import Metrics
-from .refusals import Refused
 
-OPEN = {"/live"}  # asks for no key
+OPEN = {"/live"}  # needs no key
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 
 
-def error(refused: Refused, request: str, metrics: Metrics) -> JSONResponse:
-    """A refusal as every route answers it; it is counted by its reason."""
-    metrics.errors.labels(refused.reason).inc()
-    body = {"error": {"reason": refused.reason, "message": refused.message}, "request": request}
+def error_response(error: RequestError, scope: Scope) -> JSONResponse:
+    """Return an error as every route sends it, and count it by its reason."""
+    _metrics(scope).errors.labels(error.reason).inc()
     headers = {}
-    if refused.retry is not None:
-        headers["Retry-After"] = str(max(1, round(refused.retry)))
-    if refused.status == 401:
+    if error.retry is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry)))
+    if error.status == 401:
         headers["WWW-Authenticate"] = 'Basic realm="covnorm", charset="UTF-8"'
-    if refused.status == 408:  # the rest of the body is not waited for
+    if error.status == 408:  # the rest of the body is not read
         headers["Connection"] = "close"
-    return JSONResponse(body, refused.status, headers)
+    detail = {"reason": error.reason, "message": error.message}
+    body = {"error": detail, "request": scope["state"]["request_id"]}
+    return JSONResponse(body, error.status, headers)
+
+
+def _metrics(scope: Scope) -> Metrics:
+    metrics: Metrics = scope["app"].state.engine.metrics
+    return metrics
 
 
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(
-        self, app: ASGIApp, limits: Limits, keys: Keys, metrics: Callable[[], Metrics]
-    ) -> None:
-        self.app, self.limits, self.keys, self.metrics = app, limits, keys, metrics
+    def __init__(self, app: ASGIApp, limits: Limits, keys: Keys) -> None:
+        self.app, self.limits, self.keys = app, limits, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request, refused or passed on."""
+        """Check a request and pass it on; turn what fails into an error response."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         headers, start = Headers(scope=scope), time.perf_counter()
-        asked = headers.get("x-request-id", "")
-        request = asked if _ID.fullmatch(asked) else secrets.token_hex(8)
-        scope.setdefault("state", {})["request"] = request
+        given = headers.get("x-request-id", "")
+        request_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
+        scope.setdefault("state", {})["request_id"] = request_id
         status = 0
 
-        async def sending(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-ID"] = request
+                MutableHeaders(scope=message)["X-Request-ID"] = request_id
             await send(message)
 
+        async def send_error(error: RequestError) -> None:
+            await error_response(error, scope)(scope, receive, send_with_id)
+
         try:
-            if (refusal := self._refusal(scope["path"], headers)) is not None:
-                raise refusal
-            await self.app(scope, self._limited(receive), sending)
-        except Refused as refused:
-            await error(refused, request, self.metrics())(scope, receive, sending)
+            self._check(scope["path"], headers)
+            await self.app(scope, self._limited(receive), send_with_id)
+        except RequestError as error:
+            await send_error(error)
+        except ClientDisconnect:
+            await send_error(RequestError("client_gone", "the client disconnected"))
         except Exception:
-            LOG.exception("failed", extra={"said": {"request": request}})
+            LOG.exception("failed", extra={"fields": {"request": request_id}})
             if status:
                 raise
-            told = Refused(500, "internal", f"a fault of ours: the log has it under {request}")
-            await error(told, request, self.metrics())(scope, receive, sending)
+            message = f"internal error. The server's log has details under {request_id}."
+            await send_error(RequestError("internal", message))
         finally:
-            self._tell(scope, request, status, time.perf_counter() - start)
+            route = getattr(scope.get("route"), "path", "other")
+            _metrics(scope).requests.labels(route, str(status)).inc()
+            fields = {
+                "request": request_id,
+                "method": scope["method"],
+                "route": route,
+                "status": status,
+                "seconds": round(time.perf_counter() - start, 4),
+            }
+            LOG.info("request", extra={"fields": fields})
 
-    def _refusal(self, path: str, headers: Headers) -> Refused | None:
-        if path not in OPEN and not self.keys.open(headers):
-            return Refused(401, "no_key", "give a key: Authorization: Bearer KEY")
+    def _check(self, path: str, headers: Headers) -> None:
+        if path not in OPEN and not self.keys.allow(headers):
+            raise RequestError("no_key", "missing or wrong key. Send Authorization: Bearer KEY.")
         length = headers.get("content-length", "0")
         if not _LENGTH.fullmatch(length) or int(length) > self.limits.body:
-            return _too_large(self.limits.body)
-        return None
+            raise self._too_large()
+
+    def _too_large(self) -> RequestError:
+        most = f"{self.limits.body:,} bytes"
+        message = f"the body has more than {most}. Send fewer or smaller images."
+        return RequestError("too_large", message)
 
     def _limited(self, receive: Receive) -> Receive:
-        """The body, no larger and no slower than allowed."""
-        taken, whole = 0, False
+        """Return `receive` with a limit on the bytes and on the time of the whole body."""
+        size, complete = 0, False
         until = time.monotonic() + self.limits.upload
 
         async def limited() -> Message:
-            nonlocal taken, whole
-            if whole:
-                return await receive()  # only the client's going can come now
+            nonlocal size, complete
+            if complete:
+                return await receive()  # only a disconnect can follow
             try:
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):
                     message = await receive()
             except TimeoutError:
-                seconds = self.limits.upload
-                raise Refused(408, "slow", f"no whole body within {seconds:g} s") from None
-            taken += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if taken > self.limits.body:
-                raise _too_large(self.limits.body)
+                text = f"the body did not arrive within {self.limits.upload:g} s"
+                raise RequestError("slow", text) from None
+            size += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if size > self.limits.body:
+                raise self._too_large()
             return message
 
         return limited
-
-    def _tell(self, scope: Scope, request: str, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "other")
-        self.metrics().requests.labels(route, str(status)).inc()
-        said = {"request": request, "method": scope["method"], "route": route, "status": status}
-        LOG.info("request", extra={"said": {**said, "seconds": round(seconds, 4)}})
-
-
-def _too_large(most: int) -> Refused:
-    return Refused(413, "too_large", f"a body has at most {most:,} bytes: send fewer or smaller")

@@ -1,8 +1,9 @@
-"""`domain: auto`: whose image is it? By the statistics that every domain keeps of A's input.
+"""`domain: auto`, on the worker's side: compare an image with the statistics of every domain.
 
-An image goes through the first layers as each domain has them, and the mean m of its features at a
-site is compared with the domain's: ``(m - mu)^T Sigma^{-1} (m - mu) / d``, summed over a few sites.
-The nearest domain is the answer, and fits if the image is about as near as the domain's own.
+An image goes through the first layers of each domain. The mean m of its features at a site is
+compared with the mean mu and covariance Sigma that the domain's training images had there:
+``(m - mu)^T Sigma^{-1} (m - mu) / d``, summed over a few sites. The nearest domain is the guess. It
+fits if the image is about as near as the domain's own examples are.
 """
 
 from __future__ import annotations
@@ -28,20 +29,23 @@ from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
 from ..network.routing import stepwise
 
-SITES = 4  # the first ones: cheap, and they tell domains apart best
+SITES = 4  # the first ones: they are cheap and separate domains best
 FLOOR = 1e-3  # of the largest eigenvalue
-FITS = 4.0  # times the median distance of the domain's own examples
+FITS = 4.0  # times the median distance of the domain's examples
 
 
-class _Enough(Exception):
+class _LastSite(Exception):
     """All sites were seen; the rest of the network need not run."""
 
 
 @dataclass
-class _Known:
-    """A domain's statistics at the first sites: means, and matrices that whiten; or none.
+class _Statistics:
+    """A domain's statistics at its first sites.
 
-    key: its name in the guesser's network, where each version has its own.
+    Args:
+        key: name of this version in the guesser's network.
+        sites: {site: (mean, whitening matrix)}; empty if the domain cannot be guessed.
+        typical: median distance of the domain's examples.
     """
 
     version: str
@@ -51,24 +55,24 @@ class _Known:
 
 
 class Guesser:
-    """Knows every domain by its first layers alone, so that thousands fit into little memory."""
+    """Guess the domain of images. Only the first layers of each domain are kept in memory."""
 
     def __init__(self, ecology: Ecology) -> None:
         self.ecology = ecology
         self._net: MultiDomainNetwork | None = None
-        self._known: dict[str, _Known] = {}
+        self._known: dict[str, _Statistics] = {}
         self._learning = threading.Lock()
         self._numbers = itertools.count()
 
     @property
     def net(self) -> MultiDomainNetwork:
-        """A network of its own, as it keeps only the beginning of each domain."""
+        """The guesser's network; not the worker's, because its domains are cut short."""
         if self._net is None:
             self._net = self.ecology.network().eval()
         return self._net
 
     def learn(self, wanted: Mapping[str, str]) -> None:
-        """Know these domains, {name: version}, and no others; beside whatever is guessed."""
+        """Know exactly these domains, {name: version}. Guesses may run meanwhile."""
         with self._learning:
             for name in set(self._known) - set(wanted):
                 self._forget(name)
@@ -76,44 +80,47 @@ class Guesser:
                 if name in self._known and self._known[name].version == version:
                     continue
                 self._forget(name)
-                known = _Known(version, f"{name}~{next(self._numbers)}", {})
-                with contextlib.suppress(Exception):  # damaged: not guessed, but the others are
-                    self._read(name, known)
+                known = _Statistics(version, f"{name}~{next(self._numbers)}", {})
+                with contextlib.suppress(Exception):  # damaged: only this one is never guessed
+                    known = self._read(name, known)
                 self._known[name] = known
 
     def guess(
-        self, sizes: Mapping[str, Any], images: Mapping[Any, np.ndarray]
+        self, shapes: Mapping[str, Any], images: Mapping[Any, np.ndarray]
     ) -> list[dict[str, Any]]:
-        """[{"domain", "distance", "chance", "fits"}], nearest first, of the domains it knows.
+        """Return [{"domain", "distance", "chance", "fits"}] of the known domains, nearest first.
 
-        sizes: {domain: key of its image}. images: uint8 (3, size, size) by key.
+        shapes: {domain: key of its image}. images: uint8 (3, size, size) by key.
         """
         found: list[dict[str, Any]] = []
         for name, known in list(self._known.items()):
-            if not known.sites or name not in sizes:
+            if not known.sites or name not in shapes:
                 continue
-            x = torch.from_numpy(images[sizes[name]])[None]
+            x = torch.from_numpy(images[shapes[name]])[None]
             try:
                 distance = float(self._distances(known, x)[0])
-            except CovNormError:  # forgotten just now
+            except CovNormError:  # forgotten meanwhile
                 continue
             if math.isfinite(distance):
-                found.append({"domain": name, "distance": distance, "typical": known.typical})
-        found.sort(key=lambda f: f["distance"])
+                fits = distance <= FITS * known.typical
+                row = {"domain": name, "distance": distance, "fits": fits}
+                found.append({**row, "typical": known.typical})
+        found.sort(key=lambda row: row["distance"])
         scale = max(found[0]["typical"], FLOOR) if found else 1.0
-        weights = [math.exp(-(f["distance"] - found[0]["distance"]) / scale) for f in found]
-        for f, weight in zip(found, weights, strict=True):
-            f["fits"] = f["distance"] <= FITS * f.pop("typical")
-            f["chance"] = weight / sum(weights)
+        weights = [math.exp((found[0]["distance"] - row["distance"]) / scale) for row in found]
+        for row, weight in zip(found, weights, strict=True):
+            del row["typical"]
+            row["chance"] = weight / sum(weights)
         return found
 
-    def _read(self, name: str, known: _Known) -> None:
-        """Its statistics, and how far its own examples are from them."""
+    def _read(self, name: str, known: _Statistics) -> _Statistics:
+        """Return the statistics of a domain, with the median distance of its examples."""
         moments = self.ecology.moments(name)
-        how = check_preprocessing(self.ecology.record(name)["preprocessing"], name)
+        config = check_preprocessing(self.ecology.record(name)["preprocessing"], name)
+        size, fit = config["size"], config["fit"]
         sites = [site for site in self.net.sites if site in moments][:SITES]
         if not sites:
-            return
+            return known
         for basis in self.net.bases:  # domains keep what they need of it; it may have changed
             del self.net.bases[basis]
         domain = self.ecology.load(self.net, name).eval()
@@ -126,26 +133,26 @@ class Guesser:
             E, P = moments[site].pca()
             white = P / E.clamp(min=FLOOR * float(E[0])).sqrt() / len(E) ** 0.5
             statistics[site] = (moments[site].mean.float(), white.float())
-        own = [load_image(b, how["size"], how["fit"]) for b in self.ecology.examples(name).values()]
-        ready = _Known(known.version, known.key, statistics)
-        images = torch.stack(own or [torch.zeros(3, how["size"], how["size"], dtype=torch.uint8)])
+        examples = [load_image(data, size, fit) for data in self.ecology.examples(name).values()]
+        images = torch.stack(examples or [torch.zeros(3, size, size, dtype=torch.uint8)])
+        ready = _Statistics(known.version, known.key, statistics)
         distances = self._distances(ready, images)
-        if own:
-            known.typical = float(distances.median())
+        if examples:
+            ready.typical = float(distances.median())
         self._cut_(domain, ready, images[:1])
-        known.sites = statistics  # last: from now on it is guessed
+        return ready
 
-    def _cut_(self, domain: Domain, known: _Known, images: Tensor) -> None:
-        """Keep of a domain what the images meet on their way to the last of the sites."""
-        met: set[str] = set()
+    def _cut_(self, domain: Domain, known: _Statistics, images: Tensor) -> None:
+        """Remove what images do not pass on their way to the last of the sites."""
+        passed: set[str] = set()
         hooks = [
-            norm.register_forward_pre_hook(lambda *_, n=n: met.add(n))
+            norm.register_forward_pre_hook(lambda *_, n=n: passed.add(n))
             for n, norm in domain.norms.items()
         ]
         self._distances(known, images)
         for hook in hooks:
             hook.remove()
-        for norm in [n for n in domain.norms if n not in met]:
+        for norm in [n for n in domain.norms if n not in passed]:
             del domain.norms[norm]
         domain.head = None
 
@@ -155,14 +162,13 @@ class Guesser:
             self._net.remove_domain(known.key)
 
     @torch.no_grad()
-    def _distances(self, known: _Known, images: Tensor) -> Tensor:
-        """(n,) of images (n, 3, s, s), through the first layers of the domain."""
+    def _distances(self, known: _Statistics, images: Tensor) -> Tensor:
+        """Return the distances (n,) of images (n, 3, s, s) from a domain."""
         domain = self.net.domain(known.key)
         x = as_input(images, check_preprocessing(domain.preprocessing, known.key))
         total, last = torch.zeros(len(x)), next(reversed(known.sites))
-        hooks = []
 
-        def watch(site: str) -> Any:
+        def at(site: str) -> Any:
             mean, white = known.sites[site]
 
             def hook(_: torch.nn.Module, args: tuple[Tensor]) -> None:
@@ -170,14 +176,13 @@ class Guesser:
                 features = features.reshape(len(x), -1, features.shape[-1]).mean(1)
                 total.add_(((features - mean) @ white).square().sum(1))
                 if site == last:
-                    raise _Enough
+                    raise _LastSite
 
             return hook
 
-        for site in known.sites:
-            hooks.append(domain.maps[site].register_forward_pre_hook(watch(site)))
+        hooks = [domain.maps[site].register_forward_pre_hook(at(site)) for site in known.sites]
         try:
-            with contextlib.suppress(_Enough), stepwise():
+            with contextlib.suppress(_LastSite), stepwise():
                 self.net(x, domain=known.key)
         finally:
             for hook in hooks:

@@ -1,4 +1,4 @@
-"""The server's settings, each a number that can be told beforehand."""
+"""The limits of the server. Each is a number that is known before it starts."""
 
 from __future__ import annotations
 
@@ -10,51 +10,40 @@ from ..errors import CovNormError
 
 @dataclass(frozen=True)
 class Limits:
-    """What the server does at most, and when it gives up.
+    """What the server does at most, and how long it waits; README.md: where each is enforced."""
 
-    workers: processes that compute, each with the network; threads: of torch in each.
-    batch: images of one forward pass; wait: seconds that a first image waits for company.
-    mixed: whether images of different domains share a pass.
-    queue: images that may wait; more are refused at once (429).
-    deadline: seconds that an answer may take, queueing and all; then 504.
-    resident: bytes of domains in memory, a worker; the least recently used go first.
-    upload: seconds that a request's header may take, and its body; body: its bytes.
-    images: images of one request. top: answers an image at most.
-    hang: seconds without an answer after which a worker is taken for dead.
-    grace: seconds that a stopping server gives the requests under way.
-    pins: domains that are loaded at the start and never make room.
-    """
-
-    workers: int = 1
-    threads: int = 0
-    batch: int = 16
-    wait: float = 0.004
-    mixed: bool = True
-    queue: int = 256
-    deadline: float = 2.0
-    resident: int = 2_000_000_000
-    upload: float = 20.0
-    body: int = 32_000_000
-    images: int = 64
-    top: int = 100
-    hang: float = 10.0
-    grace: float = 20.0
-    pins: tuple[str, ...] = ()
+    workers: int = 1  # processes that compute, each with its own copy of the network
+    threads: int = 0  # torch threads per worker; 0 leaves the choice to torch
+    batch: int = 16  # images per forward pass
+    wait: float = 0.004  # seconds that the first image of a batch waits for others
+    mixed: bool = True  # whether one batch may hold images of different domains
+    queue: int = 256  # images that may wait; further ones get 429 immediately
+    deadline: float = 2.0  # seconds from an image's arrival to its result, then 504
+    resident: int = 2_000_000_000  # bytes of domains in memory, per worker
+    upload: float = 20.0  # seconds for the header of a request, and for its body
+    body: int = 32_000_000  # bytes per request body
+    images: int = 64  # per request
+    top: int = 100  # predictions per image
+    hang: float = 10.0  # seconds without a reply after which a worker is replaced
+    grace: float = 20.0  # seconds that a stopping server gives to accepted requests
+    pins: tuple[str, ...] = ()  # domains that are loaded at the start and never evicted
 
     @property
-    def patience(self) -> float:
-        """Seconds of work that may wait: half of the deadline, since the pace may change."""
+    def backlog(self) -> float:
+        """Seconds of work that may wait: half of the deadline, because the pace may change."""
         return self.deadline / 2
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.name in ("mixed", "pins"):
+            name, value = field.name, getattr(self, field.name)
+            if name in ("mixed", "pins"):
                 continue
-            value = getattr(self, field.name)
-            least = 0 if field.name in ("threads", "wait") else 1e-9
+            whole = isinstance(field.default, int)
+            smallest, wanted = 1e-9, "above 0"
+            if name in ("threads", "wait"):
+                smallest, wanted = 0, "of at least 0"
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < least:
-                raise CovNormError(f"{field.name}={value!r}: give a number above 0")
-        for name in ("workers", "threads", "batch", "queue", "resident", "body", "images", "top"):
-            if not isinstance(getattr(self, name), int):
-                raise CovNormError(f"{name}={getattr(self, name)!r}: give a whole number")
+            if not number or not math.isfinite(value) or value < smallest:
+                raise CovNormError(f"{name}={value!r} is out of range: give a number {wanted}")
+            if whole and not isinstance(value, int):
+                raise CovNormError(f"{name}={value!r} is not an integer: give a whole number")

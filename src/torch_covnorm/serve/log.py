@@ -1,44 +1,44 @@
-"""The server's log: a line a request, for people or for machines."""
+"""The server's log: one line per event, as text or as JSON."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-import time
+from datetime import UTC, datetime
 from typing import Any
 
 LOG = logging.getLogger("torch_covnorm.serve")
 
 
-class Lines(logging.Formatter):
-    """Log lines for people, or for machines: one JSON object each."""
+class LineFormatter(logging.Formatter):
+    """Format a record and its `fields` as one line: text, or one JSON object."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__()
         self.as_json = as_json
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
-        said: dict[str, Any] = getattr(record, "said", {})
-        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        stamp = f"{when}.{int(record.msecs):03}Z"
+        """Return the record as one line."""
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        stamp = when.replace("+00:00", "Z")
+        level, event = record.levelname.lower(), record.getMessage()
         if record.exc_info:
-            said = {**said, "error": self.formatException(record.exc_info).replace("\n", " | ")}
+            trace = self.formatException(record.exc_info).replace("\n", " | ")
+            fields = {**fields, "error": trace}
         if self.as_json:
-            whole = {"time": stamp, "level": record.levelname.lower()}
-            return json.dumps({**whole, "event": record.getMessage(), **said})
-        rest = " ".join(f"{key}={value}" for key, value in said.items())
-        line = f"{stamp} {record.levelname.lower():7} {record.getMessage()} {rest}".rstrip()
-        return line.replace("\n", " | ")
+            return json.dumps({"time": stamp, "level": level, "event": event, **fields})
+        rest = " ".join(f"{key}={value}" for key, value in fields.items())
+        return f"{stamp} {level:7} {event} {rest}".rstrip().replace("\n", " | ")
 
 
 def log_to_stderr(as_json: bool) -> None:
-    """Send the server's lines, and the warnings of what it stands on, to stderr."""
+    """Send the server's log, and the warnings of the libraries below it, to stderr."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Lines(as_json))
+    handler.setFormatter(LineFormatter(as_json))
     logging.getLogger().handlers = [handler]
     logging.getLogger().setLevel(logging.WARNING)
     LOG.setLevel(logging.INFO)
-    for name in ("python_multipart", "multipart"):  # a client's broken form is no news
+    for name in ("python_multipart", "multipart"):  # they warn about every malformed form
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,6 +1,8 @@
-"""What the server counts, for Prometheus. No label is a name that somebody sends."""
+"""The Prometheus metrics of the server. No label holds a name that a client sent."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -9,50 +11,45 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """One registry a server, so that two of them in one process do not meet."""
+    """The metrics of one server, in their own registry, so that a process can hold several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.switches = 0
+        counter = partial(Counter, namespace="covnorm", registry=self.registry)
+        gauge = partial(Gauge, namespace="covnorm", registry=self.registry)
+        histogram = partial(Histogram, namespace="covnorm", registry=self.registry)
+        seconds, sizes = partial(histogram, buckets=SECONDS), partial(histogram, buckets=SIZES)
 
-        def counter(name: str, about: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"covnorm_{name}", about, labels, registry=self.registry)
-
-        def gauge(name: str, about: str, labels: tuple[str, ...] = ()) -> Gauge:
-            return Gauge(f"covnorm_{name}", about, labels, registry=self.registry)
-
-        def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(f"covnorm_{name}", about, buckets=buckets, registry=self.registry)
-
-        self.requests = counter("requests", "Answers by route and status", ("route", "status"))
-        self.errors = counter("errors", "Images that got no answer, by reason", ("reason",))
-        self.images = counter("images", "Images answered")
-        self.request_seconds = histogram("request_seconds", "From image to answer", SECONDS)
-        self.queue_seconds = histogram("queue_seconds", "An image's wait for its batch", SECONDS)
-        self.compute_seconds = histogram("compute_seconds", "A batch in the network", SECONDS)
-        self.batch_images = histogram("batch_images", "Images of a batch", SIZES)
-        self.batch_domains = histogram("batch_domains", "Domains of a batch", SIZES)
-        self.load_seconds = histogram("load_seconds", "A domain into memory", SECONDS)
+        self.requests = counter("requests", "Responses by route and status", ("route", "status"))
+        self.errors = counter("errors", "Images without a prediction, by reason", ("reason",))
+        self.images = counter("images", "Images with a prediction")
+        self.request_seconds = seconds("request_seconds", "Time from image to prediction")
+        self.queue_seconds = seconds("queue_seconds", "Time an image waits for its batch")
+        self.compute_seconds = seconds("compute_seconds", "Time a batch takes in the network")
+        self.batch_images = sizes("batch_images", "Images per batch")
+        self.batch_domains = sizes("batch_domains", "Domains per batch")
+        self.load_seconds = seconds("load_seconds", "Time to load a domain into memory")
         self.loads = counter("loads", "Domains loaded", ("result",))
-        self.evictions = counter("evictions", "Domains that went to make room")
+        self.evictions = counter("evictions", "Domains evicted from memory to make room")
         self.restarts = counter("worker_restarts", "Workers that died or hung")
-        self.queue_depth = gauge("queue_depth", "Images accepted and not answered")
+        self.queue_depth = gauge("queue_depth", "Images accepted and not yet answered")
         self.residents = gauge("resident_domains", "Domains in memory", ("worker",))
         self.resident_bytes = gauge("resident_bytes", "Bytes of domains in memory", ("worker",))
         self.domains = gauge("domains", "Domains in the store")
 
-    def batch(self, images: int, domains: int, seconds: float) -> None:
-        """A batch was computed: as many switches as it has domains."""
+    def observe_batch(self, images: int, domains: int, seconds: float) -> None:
+        """Record one computed batch. It counts as one domain switch per domain in it."""
         self.switches += domains
         self.batch_images.observe(images)
         self.batch_domains.observe(domains)
         self.compute_seconds.observe(seconds)
 
-    @staticmethod
-    def total(counter: Counter) -> int:
-        """What a counter without labels has counted."""
-        return int(sum(s.value for m in counter.collect() for s in m.samples if "total" in s.name))
+    @property
+    def images_total(self) -> int:
+        """Images with a prediction so far."""
+        return int(self.registry.get_sample_value("covnorm_images_total") or 0)
 
     def text(self) -> bytes:
-        """As Prometheus reads it."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self.registry)

@@ -1,7 +1,7 @@
-"""A worker process seen from the server: started, heard, spoken to, and replaced when it fails.
+"""A worker process as the server sees it: start it, call it, probe it, replace it when it fails.
 
-All on the event loop, but for two threads: one reads the pipe, one writes it, so that a worker that
-hangs with its pipe full stops nobody else.
+Everything runs on the event loop, except two threads per process: one reads the pipe and one writes
+to it. So a worker that hangs with a full pipe does not block the server.
 """
 
 from __future__ import annotations
@@ -16,211 +16,201 @@ from collections.abc import Callable
 from typing import Any
 
 from . import worker
+from .errors import RequestError, WorkerDied
 from .limits import Limits
 from .log import LOG
 
-PROBE = 2.0  # seconds between forward passes when nothing else is to do
-LATELY = 5.0  # seconds within which an answer is expected
-START = 120.0  # seconds after which a worker that has not begun is given up
-RESTART = 0.2  # seconds before a worker is started again; twice as long each time it fails at once
-LONGEST = 5.0
+PROBE = 2.0  # seconds between forward passes when the worker has nothing else to do
+RECENT = 5.0  # seconds within which a reply is expected
+START = 120.0  # seconds after which a worker that has not started is killed
+RESTART = 0.2  # seconds before a restart; doubled after every failed start
+LONGEST = 5.0  # seconds before a restart at most
 
 
-class Died(Exception):
-    """The worker ended, or was ended, with something under way."""
+class WorkerProcess:
+    """A worker process that is replaced whenever it ends.
 
-
-class Process:
-    """One worker process after the other.
-
-    heard: called with every message that is no answer. ended: when a process is gone.
-    answered: time of the last answer; None: the process that there is now has given none yet.
+    on_exit: called when a process has ended, before the next one starts. pid: of the current
+    process; None until it has started. replied: time of its last computed reply, if there is one.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        limits: Limits,
-        heard: Callable[..., None],
-        ended: Callable[[], None],
-    ) -> None:
-        self.folder, self.limits, self._told, self._told_end = folder, limits, heard, ended
+    def __init__(self, folder: str, limits: Limits, on_exit: Callable[[], None]) -> None:
+        self.folder, self.limits, self._on_exit = folder, limits, on_exit
         self.loop = asyncio.get_running_loop()
         self.pid: int | None = None
         self.restarts = 0
-        self.answered: float | None = None
+        self.replied: float | None = None
         self._busy_since: float | None = None
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._slow: set[int] = set()
+        self._in_background: set[int] = set()
         self._up = asyncio.Event()
         self._failures = 0
         self._stopping = False
-        self._tasks = {self.loop.create_task(self._look())}
+        self._tasks = {self.loop.create_task(self._watch())}
         self._start()
 
     def _start(self) -> None:
         spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        pipe, theirs = spawn.Pipe()
         arguments = (theirs, self.folder, self.limits.threads)
-        self._process = spawn.Process(target=worker.main, args=arguments, daemon=True)
-        self._process.start()
+        self._process = process = spawn.Process(target=worker.main, args=arguments, daemon=True)
+        process.start()
         theirs.close()
         self._busy_since = self.loop.time()
-        writer = threading.Thread(target=_write, args=(self._pipe, self._out), daemon=True)
-        given = (self._pipe, self._process, self._out, writer)
+        self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        writer = threading.Thread(target=_write, args=(pipe, self._outbox), daemon=True)
         writer.start()
+        given = (pipe, process, self._outbox, writer)
         threading.Thread(target=self._read, args=given, daemon=True).start()
 
-    def _read(self, pipe: Any, process: Any, out: Any, writer: threading.Thread) -> None:
-        """The thread that hears the worker; its silence is its death."""
+    def _read(self, pipe: Any, process: Any, outbox: Any, writer: threading.Thread) -> None:
+        """Read the worker's messages in a thread, until the pipe closes because it has ended."""
         with contextlib.suppress(EOFError, OSError, RuntimeError):
             while True:
-                message = pipe.recv()
-                self.loop.call_soon_threadsafe(self._heard, process, message)
+                self.loop.call_soon_threadsafe(self._receive, process, pipe.recv())
         process.join()
-        out.put(None)
+        outbox.put(None)
         writer.join()
-        pipe.close()  # behind both of its users
-        with contextlib.suppress(RuntimeError):  # the loop may be gone too
-            self.loop.call_soon_threadsafe(self._ended, process)
+        pipe.close()  # only now, as both threads use it
+        with contextlib.suppress(RuntimeError):  # the loop may be closed already
+            self.loop.call_soon_threadsafe(self._exited, process)
 
-    def _heard(self, process: Any, message: tuple[Any, ...]) -> None:
+    def _receive(self, process: Any, message: tuple[Any, ...]) -> None:
         if process is not self._process:
             return
         word, *rest = message
         if word == "started":
             self.pid, self._busy_since = rest[0], None
-            self._task(self._probe())
+            task = self.loop.create_task(self._probe())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         elif word == "unfit":
-            LOG.error("worker", extra={"said": {"unfit": rest[0]}})
-        elif word == "did":
-            number, answer, seconds = rest
-            if (call := self._calls.pop(number, None)) and not call.done():
-                call.set_result((answer, seconds))
+            LOG.error("worker", extra={"fields": {"unfit": rest[0]}})
         else:
-            self._told(word, *rest)
+            number, value, seconds = rest
+            if (call := self._calls.pop(number, None)) and not call.done():
+                call.set_result((value, seconds))
 
-    def _ended(self, process: Any) -> None:
+    def _exited(self, process: Any) -> None:
         if process is not self._process or self._stopping:
             return
         self._failures = 0 if self._up.is_set() else self._failures + 1
         self._up.clear()
         self.restarts += 1
-        self.answered = self.pid = self._busy_since = None
-        code = process.exitcode
-        LOG.warning("worker", extra={"said": {"ended": code, "restarts": self.restarts}})
+        self.replied = self.pid = self._busy_since = None
+        fields = {"ended": process.exitcode, "restarts": self.restarts}
+        LOG.warning("worker", extra={"fields": fields})
         for call in self._calls.values():
             if not call.done():
-                call.set_exception(Died())
+                call.set_exception(WorkerDied())
         self._calls.clear()
-        self._told_end()
-        self.loop.call_later(pause(self._failures), self._start_again)
+        self._on_exit()
+        self.loop.call_later(restart_delay(self._failures), self._restart)
 
-    def _start_again(self) -> None:
+    def _restart(self) -> None:
         if self._stopping:
             return
         try:
             self._start()
-        except OSError as error:  # no memory, no processes: it may pass
-            LOG.error("worker", extra={"said": {"cannot start": str(error)}})
-            self.loop.call_later(LONGEST, self._start_again)
+        except OSError as error:  # out of memory or processes: this may pass
+            LOG.error("worker", extra={"fields": {"cannot start": str(error)}})
+            self.loop.call_later(LONGEST, self._restart)
 
-    # ── speaking ─────────────────────────────────────────────────────────────────────────────
+    # ── calls ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def is_up(self) -> bool:
-        """Whether it has computed something."""
+        """Whether the current process has computed something."""
         return self._up.is_set()
 
-    async def up(self) -> None:
-        """Wait until it has."""
+    async def wait_up(self) -> None:
+        """Wait until the current process has computed something."""
         await self._up.wait()
 
     def send(self, *message: Any) -> None:
-        """Say something to which there is no answer."""
-        self._out.put(message)
+        """Send a message that has no reply."""
+        self._outbox.put(message)
 
-    async def call(self, word: str, *rest: Any) -> tuple[Any, float]:
-        """Its answer, and the seconds that it took there; `Died` if it does not live to tell.
+    async def compute(self, word: str, *args: Any) -> tuple[Any, float]:
+        """Run something on the worker's network; return its value and the seconds it took there.
 
-        For what its network computes: no answer for long means that it hangs, and ends it.
+        A worker that does not reply within `limits.hang` seconds is killed. Raises `WorkerDied`, or
+        the error that the worker replied with.
         """
-        number, future = self._ask(word, *rest)
+        number, future = self._call(word, *args)
         process = self._process
         if self._busy_since is None:
             self._busy_since = self.loop.time()
         try:
             done, _ = await asyncio.wait([future], timeout=self.limits.hang)
             if not done:
-                self.answered = None  # not ready from now on
+                self.replied = None  # not ready from now on
                 process.kill()
-            # Its end is heard by the reader, and ends this call as any other: whoever was told
-            # sooner would ask the same process again, and lose the second time too.
-            answer: tuple[Any, float] = await future
+            # The reader sees its end and fails this call like any other. Failing it here would be
+            # too early: the caller would repeat it on the same process and lose it again.
+            reply = await future
         finally:
             self._calls.pop(number, None)
             if process is self._process:
-                self._busy_since = self.loop.time() if self._waited_for() else None
+                self._busy_since = self.loop.time() if self._is_computing() else None
         alive = process is self._process and self.pid is not None  # it may have ended since
-        if alive and (word != "probe" or answer[0] is True):
-            self.answered = self.loop.time()
+        if alive and (word != "probe" or reply[0] is True):
+            self.replied = self.loop.time()
             self._up.set()
-        return answer
+        return _value(reply)
 
-    async def work(self, word: str, *rest: Any) -> Any:
-        """The answer to what may take its time, in a thread beside the network's."""
-        number, future = self._ask(word, *rest)
-        self._slow.add(number)
+    async def background(self, word: str, *args: Any) -> tuple[Any, float]:
+        """Like `compute`, for work of any duration in a thread beside the network's."""
+        number, future = self._call(word, *args)
+        self._in_background.add(number)
         try:
-            return (await future)[0]
+            return _value(await future)
         finally:
-            self._slow.discard(number)
+            self._in_background.discard(number)
             self._calls.pop(number, None)
 
-    def _ask(self, word: str, *rest: Any) -> tuple[int, asyncio.Future[Any]]:
+    def _call(self, word: str, *args: Any) -> tuple[int, asyncio.Future[Any]]:
         if self.pid is None:
-            raise Died
+            raise WorkerDied
         number, future = next(self._numbers), self.loop.create_future()
         self._calls[number] = future
-        self.send(word, number, *rest)
+        self.send(word, number, *args)
         return number, future
 
-    def _waited_for(self) -> bool:
-        return bool(self._calls.keys() - self._slow)
+    def _is_computing(self) -> bool:
+        return bool(self._calls.keys() - self._in_background)
 
-    # ── looking after it ─────────────────────────────────────────────────────────────────────
+    # ── health ───────────────────────────────────────────────────────────────────────────────
 
     def is_ready(self) -> bool:
-        """Whether a real forward pass was answered lately, and none is overdue."""
+        """Return whether a forward pass succeeded recently and none is overdue."""
         now = self.loop.time()
-        overdue = self._busy_since is not None and now - self._busy_since > LATELY
-        return self.answered is not None and not overdue and now - self.answered < LATELY + PROBE
+        overdue = self._busy_since is not None and now - self._busy_since > RECENT
+        return self.replied is not None and not overdue and now - self.replied < RECENT + PROBE
 
-    async def _look(self) -> None:
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(PROBE)
             began = self._busy_since
-            if self.pid is not None and not self._waited_for():
+            if self.pid is not None and not self._is_computing():
                 await self._probe()
             elif self.pid is None and began and self.loop.time() - began > START:
                 self._process.kill()
 
     async def _probe(self) -> None:
-        with contextlib.suppress(Died):
-            answer, _ = await self.call("probe")
-            if answer is not True:
-                why = answer[1] if answer else "its answers are no numbers"
-                LOG.error("probe", extra={"said": {"why": why}})
-
-    def _task(self, work: Any) -> None:
-        task = self.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        why = "the output is not finite"
+        try:
+            if (await self.compute("probe"))[0]:
+                return
+        except WorkerDied:
+            return
+        except RequestError as error:
+            why = error.message
+        LOG.error("probe", extra={"fields": {"why": why}})
 
     async def stop(self) -> None:
-        """End it, with everything that it has."""
+        """End the process, and start no other."""
         self._stopping = True
         for task in list(self._tasks):
             task.cancel()
@@ -230,13 +220,19 @@ class Process:
             self._process.kill()
 
 
-def pause(failures: int) -> float:
-    """Seconds before a worker is started again, so many having failed at once."""
+def restart_delay(failures: int) -> float:
+    """Return the seconds before a restart, after so many failed starts in a row."""
     return float(min(LONGEST, RESTART * 2 ** min(failures, 10)))
 
 
-def _write(pipe: Any, out: queue.SimpleQueue[Any]) -> None:
-    """The thread that speaks to the worker, until there is nothing more to say."""
-    with contextlib.suppress(OSError):  # broken: the reader hears of it too
-        while (message := out.get()) is not None:
+def _value(reply: tuple[Any, float]) -> tuple[Any, float]:
+    if isinstance(reply[0], Exception):
+        raise reply[0]
+    return reply
+
+
+def _write(pipe: Any, outbox: queue.SimpleQueue[Any]) -> None:
+    """Write the outbox to the pipe in a thread, until it holds None."""
+    with contextlib.suppress(OSError):  # the pipe is broken: the reader notices it too
+        while (message := outbox.get()) is not None:
             pipe.send(message)

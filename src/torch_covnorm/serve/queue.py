@@ -1,4 +1,4 @@
-"""Requests on their way into batches: earliest deadline first, filled across domains."""
+"""The queue of one worker: images wait here until they become a batch, across domains."""
 
 from __future__ import annotations
 
@@ -6,94 +6,115 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from .refusals import late
+from .errors import deadline_passed
+
+
+@dataclass(frozen=True)
+class ImageResult:
+    """The prediction for one image, and how it was computed.
+
+    top: [(label, probability)], best first. confidence, candidates: only if the domain was `auto`.
+    """
+
+    domain: str
+    top: list[tuple[str, float]]
+    batch_images: int
+    batch_domains: int
+    queue_seconds: float
+    compute_seconds: float
+    confidence: float | None = None
+    candidates: list[dict[str, Any]] | None = None
 
 
 @dataclass(eq=False)
-class Request:
-    """An image for a domain. `future` gets the answer; `deadline` is a time of the loop's clock."""
+class QueuedImage:
+    """An image that waits for its batch. Times are those of the event loop's clock."""
 
     domain: str
     image: torch.Tensor  # uint8 (3, size, size)
     top: int
     arrived: float
     deadline: float
-    future: asyncio.Future[Any]
-    facts: dict[str, Any] = field(default_factory=dict)
+    future: asyncio.Future[ImageResult]
 
     @property
     def size(self) -> int:
-        """Images of one size share a batch."""
+        """The side in pixels. Only images of one size share a batch."""
         return int(self.image.shape[-1])
 
-    def goes_with(self, other: Request, mixed: bool) -> bool:
-        """Whether both may be in one batch."""
+    def fits_batch_of(self, other: QueuedImage, mixed: bool) -> bool:
+        """Return whether both images can be in one batch."""
         return self.size == other.size and (mixed or self.domain == other.domain)
 
 
 class Queue:
-    """What waits for a worker, all of it on one event loop."""
+    """Images that wait for one worker, earliest deadline first. Used on one event loop."""
 
     def __init__(self, now: Callable[[], float], mixed: bool = True) -> None:
         self.now, self.mixed = now, mixed
-        self._heap: list[tuple[float, int, Request]] = []
+        self._heap: list[tuple[float, int, QueuedImage]] = []
         self._order = itertools.count()
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
-        return sum(1 for _, _, r in self._heap if not r.future.done())
+        return len(self._waiting())
 
-    def put(self, request: Request) -> None:
-        """Let it wait for its turn."""
-        heapq.heappush(self._heap, (request.deadline, next(self._order), request))
+    def _waiting(self) -> list[QueuedImage]:
+        return [queued for _, _, queued in self._heap if not queued.future.done()]
+
+    def put(self, queued: QueuedImage) -> None:
+        """Add an image."""
+        heapq.heappush(self._heap, (queued.deadline, next(self._order), queued))
         self._changed.set()
 
-    def take(self, most: int) -> list[Request]:
-        """Up to `most` requests of one size (and domain, where batches are not mixed), earliest
-        deadline first; late ones get their 504."""
-        taken: list[Request] = []
-        kept: list[tuple[float, int, Request]] = []
+    def take(self, most: int) -> list[QueuedImage]:
+        """Remove and return up to `most` images that can share a batch, earliest deadline first.
+
+        Images past their deadline get their 504 instead.
+        """
+        taken: list[QueuedImage] = []
+        skipped: list[tuple[float, int, QueuedImage]] = []
         while self._heap and len(taken) < most:
             item = heapq.heappop(self._heap)
-            request = item[2]
-            if request.future.done():
+            queued = item[2]
+            if queued.future.done():
                 continue
-            if request.deadline <= self.now():
-                request.future.set_exception(late(request.deadline - request.arrived))
-            elif taken and not request.goes_with(taken[0], self.mixed):
-                kept.append(item)
+            if queued.deadline <= self.now():
+                queued.future.set_exception(deadline_passed(queued.deadline - queued.arrived))
+            elif taken and not queued.fits_batch_of(taken[0], self.mixed):
+                skipped.append(item)
             else:
-                taken.append(request)
-        for item in kept:
+                taken.append(queued)
+        for item in skipped:
             heapq.heappush(self._heap, item)
         return taken
 
-    async def batch(self, most: int, wait: float) -> list[Request]:
-        """The next batch: full, or what has come when its first image has waited long enough."""
+    async def next_batch(self, most: int, wait: float) -> list[QueuedImage]:
+        """Wait until `most` images are here, or the first has waited for `wait` seconds."""
         while True:
             self._changed.clear()
-            waiting = [r for _, _, r in self._heap if not r.future.done()]
+            waiting = self._waiting()
             if not waiting:
                 await self._changed.wait()
                 continue
-            left = min(r.arrived for r in waiting) + wait - self.now()
+            left = min(queued.arrived for queued in waiting) + wait - self.now()
             if len(waiting) < most and left > 0:
                 try:
                     await asyncio.wait_for(self._changed.wait(), left)
+                    continue
                 except TimeoutError:
                     pass
-                else:
-                    continue
             if taken := self.take(most):
                 return taken
 
-    def drain(self) -> list[Request]:
-        """All that wait, out of the queue."""
-        waiting = [r for _, _, r in sorted(self._heap, key=lambda item: item[:2])]
+    def drain(self) -> list[QueuedImage]:
+        """Remove and return every image that still waits, earliest deadline first."""
+        self._heap.sort(key=lambda item: item[:2])
+        waiting = self._waiting()
         self._heap.clear()
-        return [r for r in waiting if not r.future.done()]
+        return waiting

@@ -1,6 +1,6 @@
-"""Which domains are in a worker's memory: bounded bytes, least recently used, never one in use.
+"""Which domains are in a worker's memory: bounded bytes, least recently used evicted first.
 
-Bookkeeping alone: it says what to load and what to drop, and whoever asks does it.
+Bookkeeping only. It decides what to load and what to drop; the caller does both.
 """
 
 from __future__ import annotations
@@ -10,34 +10,29 @@ from dataclasses import dataclass, field
 
 @dataclass(eq=False)
 class Resident:
-    """One version of a domain. `uses` counts the requests that hold it or wait for its load.
-
-    leaving: a newer version waits, or it was removed; it goes when nobody uses it any more.
-    over: so does one whose turn is over because another waits for its room; no new requests.
-    since: when it came, by the caller's clock.
-    """
+    """One version of a domain in a worker's memory."""
 
     name: str
     version: str
     bytes: int
-    basis: tuple[str, str] | None = None  # its name and version
+    basis: tuple[str, str] | None = None  # name and version of its shared basis
     loading: bool = True
-    leaving: bool = False
-    over: bool = False
-    since: float = 0.0
+    outdated: bool = False  # replaced or removed in the store: dropped once nobody uses it
+    turn_over: bool = False  # another domain needs its room: no new requests, evicted when idle
+    loaded_at: float = 0.0  # by the caller's clock
     pinned: bool = False
-    uses: int = 0
-    used: int = 0
+    uses: int = 0  # requests that hold it or wait for its load
+    last_used: int = 0  # the smallest was used least recently
 
     @property
     def idle(self) -> bool:
-        """Nothing needs it now."""
+        """Whether no request needs it and it is not loading."""
         return not self.uses and not self.loading
 
 
 @dataclass
 class Residents:
-    """Of one worker. `limit` is in bytes; what is loading counts already."""
+    """The domains in one worker's memory, `limit` bytes in total. Those loading count already."""
 
     limit: int
     held: dict[str, Resident] = field(default_factory=dict)
@@ -45,24 +40,24 @@ class Residents:
 
     @property
     def bytes(self) -> int:
-        """Of all that is there or coming."""
+        """Bytes in total."""
         return sum(r.bytes for r in self.held.values())
 
     def hold(self, name: str) -> Resident:
-        """Count one more request that needs a domain which is there or coming."""
-        found = self.held[name]
-        self._clock += 1
-        found.uses, found.used = found.uses + 1, self._clock
-        return found
+        """Count one more request that needs a domain, and return the domain."""
+        resident = self.held[name]
+        resident.uses += 1
+        self._touch(resident)
+        return resident
 
     def release(self, resident: Resident) -> None:
-        """One request less."""
+        """Count one request less."""
         if resident.uses <= 0:
             raise RuntimeError(f"{resident.name}: released more often than held")
         resident.uses -= 1
 
     def conflicts(self, new: Resident) -> list[Resident]:
-        """What must go before `new` can come: one of its name, another version of its basis."""
+        """Return what must go before `new`: the same name, or another version of its basis."""
         return [
             r
             for r in self.held.values()
@@ -71,45 +66,48 @@ class Residents:
         ]
 
     def never_fits(self, new: Resident) -> bool:
-        """Whether there is no room for it even when nothing is in use, as pinned ones stay."""
-        stay = sum(r.bytes for r in self.held.values() if r.pinned and r.name != new.name)
-        return stay + new.bytes > self.limit
+        """Return whether there is no room even if only the pinned domains stay."""
+        pinned = sum(r.bytes for r in self.held.values() if r.pinned and r.name != new.name)
+        return pinned + new.bytes > self.limit
 
     def room_for(self, size: int) -> list[Resident] | None:
-        """What to drop so that `size` bytes fit: the least recently used; None: it cannot be."""
+        """Return what to evict so that `size` bytes fit, or None if that is not possible now."""
         over = self.bytes + size - self.limit
-        chosen: list[Resident] = []
+        victims: list[Resident] = []
         free = [r for r in self.held.values() if r.idle and not r.pinned]
-        for resident in sorted(free, key=lambda r: r.used):
+        for resident in sorted(free, key=lambda r: r.last_used):
             if over <= 0:
                 break
-            chosen.append(resident)
+            victims.append(resident)
             over -= resident.bytes
-        return chosen if over <= 0 else None
+        return victims if over <= 0 else None
 
-    def oldest(self) -> Resident | None:
-        """Whose turn is to be over next, where all are in use; None: one is about to go."""
+    def next_turn_over(self) -> Resident | None:
+        """Return the domain to replace next if all are in use; None if one is leaving already."""
         used = [r for r in self.held.values() if r.uses and not r.pinned and not r.loading]
-        if any(r.over or r.leaving for r in used):
+        if any(r.turn_over or r.outdated for r in used):
             return None
-        return min(used, key=lambda r: r.since, default=None)
+        return min(used, key=lambda r: r.loaded_at, default=None)
 
     def add(self, resident: Resident) -> Resident:
-        """It is coming."""
+        """Add a domain whose load begins."""
         if resident.name in self.held:
-            raise RuntimeError(f"{resident.name}: is there already")
-        self._clock += 1
-        resident.used = self._clock
+            raise RuntimeError(f"{resident.name}: already in memory")
+        self._touch(resident)
         self.held[resident.name] = resident
         return resident
 
     def drop(self, resident: Resident) -> None:
-        """It goes."""
+        """Remove an idle domain."""
         if not resident.idle:
-            raise RuntimeError(f"{resident.name}: in use by {resident.uses}, cannot go")
+            raise RuntimeError(f"{resident.name}: in use by {resident.uses} requests, not dropped")
         del self.held[resident.name]
 
-    def lose(self, resident: Resident) -> None:
-        """It never came: its load failed, and those who wait are told."""
+    def load_failed(self, resident: Resident) -> None:
+        """Remove a domain whose load failed. Its requests get the error from the load."""
         resident.uses = 0
         del self.held[resident.name]
+
+    def _touch(self, resident: Resident) -> None:
+        self._clock += 1
+        resident.last_used = self._clock

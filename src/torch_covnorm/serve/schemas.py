@@ -1,4 +1,4 @@
-"""What goes in and comes out over HTTP, as OpenAPI shows it."""
+"""The JSON bodies of requests and responses, as OpenAPI describes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-# 8 × 8 pixels of grey as PNG: smaller ones are not read.
+# A grey PNG of 8 × 8 pixels, the smallest that is accepted.
 PICTURE = (
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNsYIAAJgaKGAAmCACQtTEKkQAAAABJRU5E"
     "rkJggg=="
@@ -22,14 +22,14 @@ class Prediction(BaseModel):
 
 
 class Batch(BaseModel):
-    """The batch that the image rode in."""
+    """The batch that the image was part of."""
 
     images: int
     domains: int
 
 
 class Seconds(BaseModel):
-    """Where the time went."""
+    """Seconds spent in the queue, in the network, and in total."""
 
     queue: float
     compute: float
@@ -37,7 +37,7 @@ class Seconds(BaseModel):
 
 
 class Predicted(BaseModel):
-    """The answer to one image, best first. `confidence`: of the domain, where it was guessed."""
+    """The predictions for one image, best first. `confidence` is that of a guessed domain."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -61,21 +61,21 @@ class Predicted(BaseModel):
 
 
 class Reason(BaseModel):
-    """Why there is no answer: a word that does not change, and a sentence with the remedy."""
+    """Why there is no result: a fixed word for programs, and a message for people."""
 
     reason: str
     message: str
 
 
 class Error(BaseModel):
-    """A refusal."""
+    """The body of every error response."""
 
     error: Reason
     request: str
 
 
 class Item(BaseModel):
-    """An image of many, with its domain or "auto"."""
+    """One image with its domain, or "auto"."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"example": {"domain": "digits", "image": PICTURE}}
@@ -85,21 +85,21 @@ class Item(BaseModel):
 
 
 class Items(BaseModel):
-    """Many images, of any domains."""
+    """Many images, each with its domain."""
 
     model_config = ConfigDict(extra="forbid")
     items: list[Item] = Field(min_length=1)
 
 
 class Failed(BaseModel):
-    """An image of many that got no answer; the others did."""
+    """An image without a result. The other images of the request are not affected."""
 
     domain: str
     error: Reason
 
 
 class Answers(BaseModel):
-    """One answer for each item, in their order."""
+    """One result or error per item, in the order of the request."""
 
     items: list[Predicted | Failed]
     request: str
@@ -120,61 +120,65 @@ class Domain(BaseModel):
 
 
 class Domains(BaseModel):
-    """All of them."""
+    """Every domain of the store."""
 
     domains: list[Domain]
 
 
 class State(BaseModel):
-    """Whether it lives, or is ready."""
+    """Whether the server is live or ready."""
 
     ok: bool
 
 
-def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The responses of a route that are no answer; every route may meet these four."""
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Return the error responses of a route: these, and the four that every route has."""
     return {status: {"model": Error} for status in (400, 401, 408, 413, *statuses)}
 
 
-def _binary() -> dict[str, Any]:
-    return {"type": "string", "format": "binary"}
+def text_response(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """Return the responses of a route that sends text, and JSON for errors."""
+    return {200: {"content": {media_type: {"schema": {"type": "string"}}}}, **error_responses()}
+
+
+BINARY = {"type": "string", "format": "binary"}
 
 
 def _form(**fields: dict[str, Any]) -> dict[str, Any]:
     return {"schema": {"type": "object", "required": list(fields), "properties": fields}}
 
 
-def _body(about: str, **kinds: dict[str, Any]) -> dict[str, Any]:
-    """What a route reads by itself, as OpenAPI shows it."""
-    return {"requestBody": {"required": True, "description": about, "content": kinds}}
+def _body(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Describe a request body that its route reads without FastAPI's help."""
+    return {"requestBody": {"required": True, "description": description, "content": content}}
 
 
 def _items() -> dict[str, Any]:
-    """The schema of `Items` with that of `Item` in its place: a reference would lead nowhere."""
+    """Return the schema of `Items` with `Item` inlined, because `$defs` would not be found."""
     schema = Items.model_json_schema()
     schema["properties"]["items"]["items"] = schema.pop("$defs")["Item"]
     return schema
 
 
 ONE_IMAGE = _body(
-    "An image file: its bytes, or a form with it as `image`.",
-    **{
-        "image/*": {"schema": _binary()},
-        "application/octet-stream": {"schema": _binary()},
-        "multipart/form-data": _form(image=_binary()),
+    "An image file: its bytes, or a form with the file `image`.",
+    {
+        "image/*": {"schema": BINARY},
+        "application/octet-stream": {"schema": BINARY},
+        "multipart/form-data": _form(image=BINARY),
     },
 )
 MANY_IMAGES = _body(
-    "JSON, or a form with as many `image` files as `domain` fields (or one).",
-    **{
+    "JSON, or a form with `image` files and one `domain` field per file or one for all.",
+    {
         "application/json": {"schema": _items()},
         "multipart/form-data": _form(
-            image={"type": "array", "items": _binary()},
+            image={"type": "array", "items": BINARY},
             domain={"type": "array", "items": {"type": "string"}},
         ),
     },
 )
 DOMAIN_FILES = _body(
-    "The files of `covnorm export --to domain`, each as `file`.",
-    **{"multipart/form-data": _form(file={"type": "array", "items": _binary()})},
+    "The files that `covnorm export --to domain` wrote, each as `file`.",
+    {"multipart/form-data": _form(file={"type": "array", "items": BINARY})},
 )

@@ -1,4 +1,4 @@
-"""A domain's files that came over the network: checked against the backbone, then kept."""
+"""Store a domain whose files were uploaded, after checking them against the backbone."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..records import blame
 from .catalog import check_servable
 
 
-def keep(ecology: Ecology, name: str, folder: Path, replace: bool) -> None:
-    """Keep what ``export --to domain`` wrote, under a name; all is checked before the store is.
+def store_upload(ecology: Ecology, name: str, folder: Path, replace: bool) -> None:
+    """Store the files that ``export --to domain`` wrote, under a name.
 
-    Shapes, finiteness, checksums and the backbone's fingerprint are, as for any domain; there are
-    no results to keep, as nothing was measured here.
+    Shapes, finiteness, checksums and the backbone's fingerprint are checked before the store
+    changes. The domain has no results, because nothing was measured here.
     """
     if not replace:
         ecology.check_new(name)
@@ -31,11 +31,9 @@ def keep(ecology: Ecology, name: str, folder: Path, replace: bool) -> None:
         net.load_basis(folder / "basis")
     net.load_domain(folder, name)
     check_servable(net.domain(name).preprocessing, name)
-    dtype = _dtype(folder)
-    said = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "what": "upload"}
-    found = sizes(net, name, dtype)
+    dtype = _stored_dtype(folder)
+    measured = sizes(net, name, dtype)
     accuracy = dict.fromkeys(("before", "adapted", "compressed", "final"))
-    history = {"accuracy": None, "stages": accuracy, "parameters": found["counted"]}
     results: dict[str, Any] = {
         "on": "nothing: it was uploaded",
         "accuracy": accuracy,
@@ -45,24 +43,33 @@ def keep(ecology: Ecology, name: str, folder: Path, replace: bool) -> None:
         "confusion": None,
         "examples": [],
         "dtype": str(dtype).removeprefix("torch."),
-        **found,
+        **measured,
+    }
+    event = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "what": "upload",
+        "method": "upload",
+        "accuracy": None,
+        "stages": accuracy,
+        "parameters": measured["counted"],
+        "bytes": measured["bytes"],
     }
     facts = {
         "method": "upload",
         "settings": {"method": "upload"},
         "results": results,
         "source": {"images": {}, "balance": {}, "left_out": [], "twice": []},
-        "history": [{**said, "method": "upload", **history, "bytes": found["bytes"]}],
+        "history": [event],
     }
     ecology.put(net, {name: Details(facts)}, dtype, replace)
 
 
-def _dtype(folder: Path) -> torch.dtype:
-    """As its files store it: int8, float16 or float32."""
-    kinds: set[torch.dtype] = set()
+def _stored_dtype(folder: Path) -> torch.dtype:
+    """Return the dtype of the files: int8, float16 or float32."""
+    dtypes: set[torch.dtype] = set()
     for file in sorted(folder.glob("*.safetensors")):
         with blame(file), safetensors.safe_open(file, "pt") as tensors:
-            kinds |= {tensors.get_tensor(key).dtype for key in tensors.keys()}  # noqa: SIM118
-    if not kinds:
-        raise CovNormError("no .safetensors file was given: send the domain's tensors too")
-    return next((d for d in (torch.int8, torch.float16) if d in kinds), torch.float32)
+            dtypes |= {tensors.get_tensor(key).dtype for key in tensors.keys()}  # noqa: SIM118
+    if not dtypes:
+        raise CovNormError("the upload has no .safetensors file: send the domain's tensors too")
+    return next((d for d in (torch.int8, torch.float16) if d in dtypes), torch.float32)

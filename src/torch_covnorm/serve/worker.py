@@ -1,13 +1,13 @@
-"""The process that computes: the network and the domains in memory, and nothing of HTTP.
+"""The process that computes: the network and the domains in its memory. It knows nothing of HTTP.
 
-It does what the pipe says, each message a tuple whose first word is a command, and answers over the
-same pipe. Domains load in threads of their own, so that a load never stands before a batch.
+Messages from the server are tuples: ("stop",), ("drop", domain), or (word, number, *arguments), to
+which the reply is ("result", number, value, seconds). If something failed, the value is the error.
+Domains load in threads, so that a load never delays a batch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import queue
 import signal
@@ -21,238 +21,231 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data.loader import as_input
 from ..ecology import Ecology
 from ..ecology.prediction import preprocessing
 from ..errors import CovNormError
-from ..network.modulemap import ModuleMap
 from ..network.network import MultiDomainNetwork
 from .catalog import version_of
+from .errors import DomainChanged, RequestError, broken_domain, without_paths
 from .guess import Guesser
-from .upload import keep
+from .upload import store_upload
 
-LOADERS = 4  # threads that load domains
+THREADS = 4  # that load domains, and do everything else beside the network
+PROBE_SIZE = 64  # side of the probe's image
 
-# An answer to one image: [(label, probability)], best first; or whose fault it is that there is
-# none ("broken": the domain's, "failed": ours), and why.
-Fault = tuple[str, str]
-Answer = list[tuple[str, float]] | Fault
+Result = list[tuple[str, float]] | RequestError  # [(label, probability)], best first
 
 
 def main(pipe: Connection, folder: str, threads: int) -> None:
-    """Until the pipe says "stop", or its other end is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # the server says when to stop
+    """Run until the pipe says "stop" or its other end closes."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the server decides when to stop
         signal.signal(number, signal.SIG_IGN)
     if threads:
         torch.set_num_threads(threads)
     try:
         worker = Worker(pipe, Ecology(folder))
-    except CovNormError as error:  # the store was damaged since the server began
+    except CovNormError as error:  # the store was damaged after the server started
         pipe.send(("unfit", str(error)))
         return
     worker.run()
 
 
 class Worker:
-    """One network, the messages that reach it, and the threads that serve them."""
+    """One network, the messages for it, and the threads that handle them."""
 
     def __init__(self, pipe: Connection, ecology: Ecology) -> None:
         self.pipe, self.ecology = pipe, ecology
         self.net = ecology.network().eval()
-        self.how = ecology.backbone["preprocessing"]
-        self._side = 64  # of the probe's image
+        self.preprocessing = ecology.backbone["preprocessing"]
         self.guesser = Guesser(ecology)
-        self._sending, self._basis = threading.Lock(), threading.Lock()
-        self._shared: dict[str, str] = {}  # {domain: its basis}
-        self._work: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self._loaders = ThreadPoolExecutor(LOADERS, "load")
+        self._probe_size = PROBE_SIZE
+        self._pipe_lock, self._basis_lock = threading.Lock(), threading.Lock()
+        self._basis_of: dict[str, str] = {}  # {domain: its shared basis}
+        self._computations: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        self._threads = ThreadPoolExecutor(THREADS, "background")
 
     def run(self) -> None:
-        """Take messages in; batches are computed one after the other in a thread."""
+        """Handle messages. One thread computes batches, one after the other."""
+        compute: dict[str, Callable[..., Any]] = {
+            "batch": self._batch,
+            "probe": self._probe,
+            "guess": self.guesser.guess,
+        }
+        background: dict[str, Callable[..., Any]] = {
+            "load": self._load,
+            "store": self._store,
+            "learn": self.guesser.learn,
+        }
         computing = threading.Thread(target=self._compute, daemon=True)
         computing.start()
         self.send("started", os.getpid())
         while True:
             try:
-                message = self.pipe.recv()
-            except (EOFError, OSError):  # the server is gone: so is the need for us
+                word, *rest = self.pipe.recv()
+            except (EOFError, OSError):  # the server is gone
                 os._exit(0)
-            word, *rest = message
             if word == "stop":
-                self._work.put(None)
+                self._computations.put(None)
                 computing.join()
-                self._loaders.shutdown(cancel_futures=True)
+                self._threads.shutdown(cancel_futures=True)
                 return
-            if word == "load":
-                self._loaders.submit(self._load, *rest)
-            elif word == "drop":
+            if word == "drop":
                 self._drop(*rest)
-            elif word == "keep":
-                self._loaders.submit(self._beside, self._keep, *rest)
-            elif word == "learn":
-                self._loaders.submit(self._beside, self.guesser.learn, *rest)
+            elif word in background:
+                self._threads.submit(self._reply, background[word], *rest)
             else:
-                self._work.put(message)
+                self._computations.put((compute[word], *rest))
 
     def send(self, *message: Any) -> None:
-        """Tell the server."""
-        with self._sending:
+        """Send a message to the server."""
+        with self._pipe_lock:
             self.pipe.send(message)
+
+    def _compute(self) -> None:
+        while (computation := self._computations.get()) is not None:
+            self._reply(*computation)
+
+    def _reply(self, function: Callable[..., Any], number: int, *args: Any) -> None:
+        start = time.perf_counter()
+        try:
+            value = function(*args)
+        except (RequestError, DomainChanged) as error:
+            value = error
+        except Exception as error:  # one bad request must not end the worker
+            value = RequestError("failed", self._message(error))
+        self.send("result", number, value, time.perf_counter() - start)
+
+    def _message(self, error: Exception, *folders: str) -> str:
+        message = without_paths(str(error), self.ecology.folder, *folders)
+        return message if isinstance(error, CovNormError) else f"{type(error).__name__}: {message}"
+
+    def _error(self, error: Exception, domain: str, *folders: str) -> RequestError:
+        """Return what a client gets: 409 if the domain is at fault, 500 if the program is."""
+        message = self._message(error, *folders)
+        if isinstance(error, CovNormError):
+            return broken_domain(domain, message)
+        return RequestError("failed", f"domain {domain!r}: {message}")
 
     # ── batches ──────────────────────────────────────────────────────────────────────────────
 
-    def _compute(self) -> None:
-        does: dict[str, Callable[..., Any]] = {
-            "batch": self._batch,
-            "probe": self._probe,
-            "guess": self.guesser.guess,
-        }
-        while (message := self._work.get()) is not None:
-            word, number, *rest = message
-            start = time.perf_counter()
-            try:
-                answer = does[word](*rest)
-            except Exception as error:  # a worker that dies of one request serves nobody
-                answer = self._fault(error)
-            self.send("did", number, answer, time.perf_counter() - start)
-
     @torch.no_grad()
-    def _batch(self, domains: list[str], images: np.ndarray, tops: list[int]) -> list[Answer]:
-        """Answers to images (n, 3, s, s), each of its domain; what fails, fails alone."""
+    def _batch(self, domains: list[str], images: np.ndarray, tops: list[int]) -> list[Result]:
+        """Predict images (n, 3, s, s), one domain per image.
+
+        If the batch fails, its images are computed one by one, so that only the bad ones fail.
+        """
         x = torch.from_numpy(images)
         try:
-            return self._answers(domains, x, tops)
+            return self._predict(domains, x, tops)
         except Exception:
-            found: list[Answer] = []
+            results: list[Result] = []
             for i, domain in enumerate(domains):
                 try:
-                    found += self._answers([domain], x[i : i + 1], tops[i : i + 1])
+                    results += self._predict([domain], x[i : i + 1], tops[i : i + 1])
                 except Exception as error:
-                    found.append(self._fault(error))
-            return found
+                    results.append(self._error(error, domain))
+            return results
 
-    def _answers(self, domains: list[str], x: Tensor, tops: list[int]) -> list[Answer]:
+    def _predict(self, domains: list[str], x: Tensor, tops: list[int]) -> list[Result]:
         inputs = self._inputs(domains, x)
-        one = len(set(domains)) == 1
-        out: Sequence[Tensor] = self.net(inputs, domain=domains[0] if one else domains)
-        found: list[Answer] = []
-        for domain, row, top in zip(domains, out, tops, strict=True):
-            chances = row.float().softmax(0)
-            if not chances.isfinite().all():
-                found.append(("broken", "its answers are no numbers: train it anew"))
+        mixed = len(set(domains)) > 1
+        out: Sequence[Tensor] = self.net(inputs, domain=domains if mixed else domains[0])
+        results: list[Result] = []
+        for domain, logits, top in zip(domains, out, tops, strict=True):
+            probabilities = logits.float().softmax(0)
+            if not probabilities.isfinite().all():
+                results.append(broken_domain(domain, "its output is not finite. Retrain it."))
                 continue
-            best = chances.topk(min(top, len(chances)))
-            names = self.net.domain(domain).classes or [str(i) for i in range(len(chances))]
+            best = probabilities.topk(min(top, len(probabilities)))
+            names = self.net.domain(domain).classes or [str(i) for i in range(len(probabilities))]
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            found.append([(names[i], p) for i, p in pairs])
-        return found
+            results.append([(names[i], p) for i, p in pairs])
+        return results
 
     def _inputs(self, domains: list[str], x: Tensor) -> Tensor:
-        """As each domain reads them; all of one backbone do alike, as a rule."""
-        hows = {d: preprocessing(self.net, d) for d in dict.fromkeys(domains)}
-        first = hows[domains[0]]
-        if all((h["mean"], h["std"]) == (first["mean"], first["std"]) for h in hows.values()):
+        """Normalize images as their domains need it, in one step if all need the same."""
+        configs = {d: preprocessing(self.net, d) for d in dict.fromkeys(domains)}
+        first = configs[domains[0]]
+        if all((c["mean"], c["std"]) == (first["mean"], first["std"]) for c in configs.values()):
             return as_input(x, first)
-        parts = [as_input(x[i : i + 1], hows[d]) for i, d in enumerate(domains)]
-        return torch.cat(parts)
+        return torch.cat([as_input(x[i : i + 1], configs[d]) for i, d in enumerate(domains)])
 
     def _probe(self) -> bool:
-        """A real forward pass of the backbone, and finite answers."""
+        """Run a forward pass of the backbone; return whether its output is finite."""
         try:
-            return self._runs(self._side)
+            return self._is_finite(self._probe_size)
         except Exception:
-            if self._side == self.how["size"]:
+            size = self.preprocessing["size"]
+            if self._probe_size == size:
                 raise
-            self._side = self.how["size"]  # some networks take no other
-            return self._runs(self._side)
+            self._probe_size = size  # some networks accept no other size
+            return self._is_finite(size)
 
     @torch.no_grad()
-    def _runs(self, side: int) -> bool:
-        x = as_input(torch.zeros(1, 3, side, side, dtype=torch.uint8), self.how)
-        backbone: nn.Module = self.net.backbone
-        return bool(torch.as_tensor(backbone(x)).isfinite().all())
+    def _is_finite(self, size: int) -> bool:
+        x = as_input(torch.zeros(1, 3, size, size, dtype=torch.uint8), self.preprocessing)
+        return bool(torch.as_tensor(self.net.backbone(x)).isfinite().all())
 
     # ── domains ──────────────────────────────────────────────────────────────────────────────
 
-    def _load(self, name: str, version: str) -> None:
-        """Exactly this version, or none: "changed" where the store has another by now."""
-        start = time.perf_counter()
+    def _load(self, name: str, version: str) -> int:
+        """Load exactly this version of a domain; return its bytes in memory."""
         try:
             shares = self.ecology.entry(name).basis is not None
-            with self._basis if shares else contextlib.nullcontext():
-                size = self._put(name, version, self._empty(shares))
-        except Exception as error:  # whatever its files do, the others are served
-            if self._changed(name, version):
-                self.send("changed", name)
-            else:
-                self.send("failed", name, self._fault(error)[1])
-        else:
-            self.send("loaded", name, size, time.perf_counter() - start)
+            with self._basis_lock if shares else contextlib.nullcontext():
+                return self._load_into(self._empty_network(shares), name, version)
+        except Exception as error:
+            if self._is_changed(name, version):
+                raise DomainChanged from None
+            raise broken_domain(name, self._message(error)) from None
 
-    def _put(self, name: str, version: str, beside: MultiDomainNetwork) -> int:
-        """Read a domain beside the network and, if all is well, put it there; its bytes."""
+    def _load_into(self, beside: MultiDomainNetwork, name: str, version: str) -> int:
+        """Load a domain into another network and, if that succeeds, move it into this one."""
         domain = self.ecology.load(beside, name).eval()
         beside.prepare_(name, only=True)
-        if self._changed(name, version):
-            raise CovNormError(f"domain {name!r} was changed meanwhile")
+        if self._is_changed(name, version):
+            raise DomainChanged
         for basis, shared in beside.bases.items():
             self.net.bases[basis] = shared
         if domain.basis is not None:
-            self._shared[name] = domain.basis
+            self._basis_of[name] = domain.basis
         self.net.domains[name] = domain
         return domain.bytes
 
-    def _empty(self, shares: bool) -> MultiDomainNetwork:
-        """The same backbone without domains: a load goes on there, the network that computes and
-        the other loads see nothing of it until it is whole."""
-        bases = {}
-        if shares:
-            self._sweep()
-            bases = dict(self.net.bases.items())
-        beside = copy.copy(self.net)
-        parts = {"domains": ModuleMap(), "bases": ModuleMap(bases)}
-        beside.__dict__["_modules"] = {**self.net._modules, **parts}
-        return beside
+    def _empty_network(self, shares: bool) -> MultiDomainNetwork:
+        """Return a network on the same backbone, so that a load that fails changes nothing."""
+        if not shares:
+            return self.net.without_domains()
+        self._remove_unused_bases()
+        return self.net.without_domains(self.net.bases)
 
-    def _changed(self, name: str, version: str) -> bool:
-        """Whether the store has another version; a manifest that cannot be read says nothing."""
+    def _is_changed(self, name: str, version: str) -> bool:
+        """Return whether the store has another version; False if the manifest is unreadable."""
         try:
-            there = name in self.ecology.domains
-            return not there or version_of(self.ecology, name) != version
+            return name not in self.ecology.domains or version_of(self.ecology, name) != version
         except CovNormError:
             return False
 
     def _drop(self, name: str) -> None:
         if name in self.net.domains:
             self.net.remove_domain(name)
-            if self._shared.pop(name, None) is not None:
-                self._loaders.submit(self._sweep_alone)
+            if self._basis_of.pop(name, None) is not None:
+                self._threads.submit(self._clean_bases)
 
-    def _sweep_alone(self) -> None:
-        with self._basis:
-            self._sweep()
+    def _clean_bases(self) -> None:
+        with self._basis_lock:
+            self._remove_unused_bases()
 
-    def _sweep(self) -> None:
-        """Forget the bases that no domain shares any more; nobody may load one meanwhile."""
-        used = set(self._shared.values())
-        for basis in set(self.net.bases) - used:
+    def _remove_unused_bases(self) -> None:
+        """Remove the bases that no domain shares. The caller has the lock, so none is loading."""
+        for basis in set(self.net.bases) - set(self._basis_of.values()):
             del self.net.bases[basis]
 
-    def _keep(self, name: str, folder: str, replace: bool) -> None:
-        keep(self.ecology, name, Path(folder), replace)
-
-    def _beside(self, does: Callable[..., Any], number: int, *rest: Any) -> None:
+    def _store(self, name: str, folder: str, replace: bool) -> None:
         try:
-            answer = does(*rest)
+            store_upload(self.ecology, name, Path(folder), replace)
         except Exception as error:
-            answer = self._fault(error)
-        self.send("did", number, answer, 0.0)
-
-    def _fault(self, error: Exception) -> Fault:
-        """Whose it is, and why; where the store is, is nobody's business."""
-        said = str(error).replace(f"{self.ecology.folder}/", "")
-        if isinstance(error, CovNormError):
-            return "broken", said
-        return "failed", f"{type(error).__name__}: {said}"
+            raise self._error(error, name, folder) from None
