@@ -36,7 +36,7 @@ class RequestError(Exception):
     def __init__(
         self, reason: str, message: str, *, retry: float | None = None, status: int | None = None
     ) -> None:
-        super().__init__(reason, message)  # what pickle calls it with
+        super().__init__(reason, message)  # so that it can be rebuilt in another process
         self.status = status or STATUS[reason]
         self.reason, self.message, self.retry = reason, message, retry
 
