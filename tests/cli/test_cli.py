@@ -11,9 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from command import covnorm, npz, photos
 
 import torch_covnorm as cn
+from torch_covnorm.cli.app import app
 from torch_covnorm.cli.options import domain_names
 
 COMMANDS = ("init add join list show predict eval remove verify export report bench demo").split()  # noqa: SIM905
@@ -107,7 +109,7 @@ def test_eval_on_other_images_takes_all_of_them(house):
     said = covnorm("eval", "clipart", house / "photos", "--json").json
     assert said["n"] == 60
     npz(house / "wrong.npz")
-    fails("eval", "clipart", house / "wrong.npz", "-q", says="is none of domain 'clipart'")
+    fails("eval", "clipart", house / "wrong.npz", "-q", says="domain 'clipart' has no class")
 
 
 def test_verify_prints_the_contract(house):
@@ -220,7 +222,7 @@ def test_errors_are_one_line_with_the_remedy(house):
     fails("add", "x", digits, "--budget", 2, *QUICK, says="between 0 and 1")
     fails("add", "x", digits, "--set", "epoch=1", *QUICK, says="did you mean 'epochs'?")
     fails("add", "x", digits, "--dtype", "int4", *QUICK, says="float32, float16, int8")
-    fails("add", "x", digits, "--device", "tpu9", *QUICK, says="choose cpu")
+    fails("add", "x", digits, "--device", "tpu9", *QUICK, says="Choose cpu")
     fails("add", "x", digits, "--method", "covnorm-joint", *QUICK, says="covnorm join")
     fails("predict", "digits", house / "digits.npz", says="digits.npz")
     fails("init", house / "house", says="is an ecology already")
@@ -258,6 +260,16 @@ def test_help_teaches_by_example(command):
         assert ran.out.count(f"covnorm {command}") >= 2  # the usage, and an example
 
 
+@pytest.mark.parametrize("command", ["add", "join", "serve"])
+def test_help_groups_every_option_in_a_panel(command):
+    parameters = typer.main.get_command(app).commands[command].params
+    options = [p for p in parameters if p.param_type_name == "option"]
+    assert len(options) > 10
+    assert [p.name for p in options if not p.rich_help_panel] == []
+    shown = covnorm(command, "--help").out
+    assert all(f"─ {p.rich_help_panel} ─" in shown for p in options)
+
+
 def test_no_colour_without_a_terminal_and_nothing_said_when_quiet(built, house):
     assert "\x1b[" not in built[2].out + built[2].err
     ran = covnorm("list", "--quiet")
@@ -290,7 +302,7 @@ def test_an_interrupted_add_says_that_it_goes_on_and_does(house, tmp_path):
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(60) == 130
-    assert rest.splitlines()[-1].startswith("covnorm: interrupted: give the same command again")
+    assert rest.splitlines()[-1].startswith("covnorm: interrupted: run the same command again")
     assert "Traceback" not in rest
     assert "more" not in [row["domain"] for row in covnorm("list", "--json").json]
     fails("add", "more", house / "digits.npz", *QUICK, says="--fresh")  # one epoch, not 40

@@ -11,7 +11,8 @@ from command import covnorm, npz, photos
 
 import torch_covnorm as cn
 from torch_covnorm.data import read_source
-from torch_covnorm.ecology import Ecology, adding, verify
+from torch_covnorm.ecology import Ecology, verify
+from torch_covnorm.ecology import add as adding
 from torch_covnorm.ecology.join import METHOD, join
 from torch_covnorm.training import probe as bare
 
@@ -51,7 +52,7 @@ def test_images_that_have_changed_are_refused_not_learned_with_other_labels(hous
     try:
         says("have changed since domain 'clipart' was made", "join", "--quiet")
         says("have changed since", "eval", "clipart", "--quiet")
-        says("class 'zoo' is none of domain", "eval", "clipart", folder, "--quiet")
+        says("domain 'clipart' has no class 'zoo'", "eval", "clipart", folder, "--quiet")
     finally:
         (folder / "zoo").rename(first)
     assert covnorm("eval", "clipart").code == 0
@@ -105,7 +106,7 @@ def test_verify_prints_json_for_a_damaged_manifest_however_it_was_found(tmp_path
 
 
 def test_usage_errors_name_the_command_and_exports_know_their_ending(house, tmp_path):
-    says("(covnorm join --help)", "join", "--nothing")
+    says("(see covnorm join --help)", "join", "--nothing")
     ran = covnorm("export", "digits", "--out", tmp_path / "d.safetensors", "--json")
     assert ran.json["to"] == "state-dict"
 

@@ -63,9 +63,9 @@ def test_the_stored_domain_validates_within_half_a_point_of_its_trained_a(house)
 def test_show_tells_what_each_precision_costs(house):
     place, said = house
     shown = covnorm("show", "digits", *at(place)).out
-    assert f"{said['dtype']}, as it is" in shown
+    assert f"{said['dtype']}, as stored" in shown
     assert all(precision in shown for precision in PRECISIONS)
-    assert f"({said['dtype']}; norms, head" in shown
+    assert f"({said['dtype']}; with norms, head" in shown
 
 
 def test_the_report_names_the_command_that_was_meant(house, tmp_path):

@@ -44,10 +44,10 @@ def test_the_demo_builds_an_ecology_and_goes_on_where_it_was(tmp_path, monkeypat
     manifest = (house / "ecology.json").read_bytes()
     again = covnorm("demo", house)
     assert again.code == 0
-    assert again.err.count("is there already") == 4
+    assert again.err.count("already added") == 4
     assert (house / "ecology.json").read_bytes() == manifest
-    assert "type next:" in again.out
+    assert "next steps:" in again.out
     other = covnorm("demo", house, "--seed", 1)
     assert other.code == 2
-    assert "was made with --seed 0: give another folder" in other.err
+    assert "was made with --seed 0: choose another folder" in other.err
     assert "covnorm list --ecology" in again.out
