@@ -1,7 +1,8 @@
 """One frozen network, many domains: CovNorm (Li & Vasconcelos, CVPR 2019) for PyTorch."""
 
 from .backbones import load_backbone
-from .compress.covnorm import PRESETS, absorb_, collect, normalize_
+from .compress.collect import collect
+from .compress.covnorm import PRESETS, absorb_, normalize_
 from .compress.geometric import svd_
 from .compress.gradients import GradientMoments, collect_gradients
 from .compress.joint import Joined, join_, join_svd_
@@ -9,9 +10,10 @@ from .data.score import decathlon_score
 from .ecology import Ecology
 from .engines.export import Exported, export
 from .errors import CovNormError, CovNormWarning
-from .methods.adapt import Adapted, adapt
+from .methods.adapt import adapt
 from .methods.lwf import forgetting
 from .methods.recipes import METHODS
+from .methods.result import Adapted
 from .network.accounting import Account, account
 from .network.basis import Basis
 from .network.domain import Domain

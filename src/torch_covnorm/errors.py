@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class CovNormError(ValueError):
@@ -22,3 +23,12 @@ def choices(value: object, options: Iterable[str]) -> str:
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     return f"choose one of: {shown}" if names else "there is none yet"
+
+
+@contextlib.contextmanager
+def at_site(site: str) -> Iterator[None]:
+    """Name the site in every `CovNormError` raised inside."""
+    try:
+        yield
+    except CovNormError as error:
+        raise CovNormError(f"site {site!r}: {error}") from None

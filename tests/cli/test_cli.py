@@ -221,7 +221,7 @@ def test_errors_are_one_line_with_the_remedy(house):
     fails("add", "x", digits, "--variance", 0.9, "--budget", 0.1, *QUICK, says="give one of them")
     fails("add", "x", digits, "--budget", 2, *QUICK, says="between 0 and 1")
     fails("add", "x", digits, "--set", "epoch=1", *QUICK, says="did you mean 'epochs'?")
-    fails("add", "x", digits, "--dtype", "int4", *QUICK, says="float32, float16, int8")
+    fails("add", "x", digits, "--dtype", "int4", *QUICK, says="did you mean 'int8'?")
     fails("add", "x", digits, "--device", "tpu9", *QUICK, says="Choose cpu")
     fails("add", "x", digits, "--method", "covnorm-joint", *QUICK, says="covnorm join")
     fails("predict", "digits", house / "digits.npz", says="digits.npz")

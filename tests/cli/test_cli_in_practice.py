@@ -13,6 +13,7 @@ import torch_covnorm as cn
 from torch_covnorm.data import read_source
 from torch_covnorm.ecology import Ecology, verify
 from torch_covnorm.ecology import add as adding
+from torch_covnorm.ecology.config import add_config
 from torch_covnorm.ecology.join import METHOD, join
 from torch_covnorm.training import probe as bare
 
@@ -145,8 +146,8 @@ def test_one_more_joins_without_the_images_of_the_others(tmp_path):
         asked.append(name)
         return small.decoded(parity=name == "parity")
 
-    how = small.how(METHOD, variance=1.0)
-    done = join(ecology, ["more"], data, how, backbone=small.backbone())
+    config = small.config(METHOD, variance=1.0)
+    done = join(ecology, ["more"], data, config, backbone=small.backbone())
     assert asked == ["more"]
     assert list(done) == ["more"]
     assert {n: ecology.entry(n) for n in before} == before
@@ -156,7 +157,7 @@ def test_one_more_joins_without_the_images_of_the_others(tmp_path):
         ecology, variance=1.0
     )  # nothing new: all are tuned again, and a name twice is once
     with pytest.raises(cn.CovNormError, match="unknown domain"):
-        join(ecology, ["nobody"], data, how, backbone=small.backbone())
+        join(ecology, ["nobody"], data, config, backbone=small.backbone())
 
 
 def test_joining_all_leaves_domains_of_other_bases_there(tmp_path):
@@ -177,13 +178,13 @@ def test_a_preset_trains_a_as_it_says(tmp_path, monkeypatch):
     right, seen = adding.adapt, []
 
     def adapt(net, name, *args, **kwargs):
-        seen.append((name, kwargs.get("training")))
+        seen.append((name, args[2].training))
         return right(net, name, *args, **kwargs)
 
     monkeypatch.setattr(adding, "adapt", adapt)
     ecology = Ecology.create(tmp_path / "e", small.backbone())
-    how = adding.How("covnorm", {"preset": "paper", "epochs": 2}, 20)
-    adding.add(ecology, "digits", small.decoded(), how, backbone=small.backbone())
+    config = add_config("covnorm", {"preset": "paper", "epochs": 2}, batch=20)
+    adding.add(ecology, "digits", small.decoded(), config, backbone=small.backbone())
     assert seen[0][0] == "trained"
     assert (seen[0][1].optimizer, seen[0][1].epochs) == ("adam", 2)
 
@@ -198,8 +199,8 @@ def test_the_history_counts_as_the_list_does_and_forgetting_is_kept(tmp_path, me
 
 def test_an_adapter_that_stays_whole_says_so(tmp_path):
     ecology = Ecology.create(tmp_path / "e", small.backbone())
-    how = adding.How("covnorm", {"max_drop": 0.0, "epochs": 8, "lr": 0.02}, 20)
-    adding.add(ecology, "digits", small.decoded(), how, backbone=small.backbone())
+    config = add_config("covnorm", {"max_drop": 0.0, "epochs": 8, "lr": 0.02}, batch=20)
+    adding.add(ecology, "digits", small.decoded(), config, backbone=small.backbone())
     details = ecology.details("digits")["results"]
     assert details["whole"] == (ecology.entry("digits").parameters >= details["denominators"]["ra"])
 

@@ -197,8 +197,8 @@ def test_official_preset_is_the_authors_program():
         ({"M": "eye"}, "M='eye'"),
         ({"tune": "C"}, "tune='C'"),
         ({"preset": "papers"}, "did you mean 'paper'"),
-        ({"moments": {}}, "site '0': needs moments of"),
-        ({"moments": {"0": cn.Moments(3)}}, "site '0': needs moments of"),
+        ({"moments": {}}, "site '0' needs moments of"),
+        ({"moments": {"0": cn.Moments(3)}}, "site '0' needs moments of"),
     ],
 )
 def test_a_failed_normalize_leaves_the_network_as_it_was(change, message):

@@ -177,17 +177,17 @@ def test_what_has_no_trained_full_A_is_refused_and_stays_as_it_was():
     moments = cn.collect(net, "residual", [(torch.randn(20, 12), None)])
     for name in ("batchnorm", "own", "mask"):
         assert_refused(net, f"domain '{name}': it has no matrix A", name)
-    assert_refused(net, "domain 'lowrank': site '0' has been compressed already", "lowrank")
+    assert_refused(net, "domain 'lowrank': site '0' is already compressed", "lowrank")
     assert_refused(net, "unknown domain 'residul': did you mean 'residual'", "residul")
     cn.normalize_(net, "residual", moments, variance=0.9)
-    assert_refused(net, "domain 'residual': site '0' has been compressed already", "residual")
+    assert_refused(net, "domain 'residual': site '0' is already compressed", "residual")
     cn.absorb_(net, "residual")
-    assert_refused(net, "compressed already.*method='ra'", "residual")
+    assert_refused(net, "already compressed.*method='ra'", "residual")
     net, x = network("mlp")
     cn.svd_(net, "a", 2)
-    assert_refused(net, "site '0' has been compressed already", "a", 1)
+    assert_refused(net, "site '0' is already compressed", "a", 1)
     cn.join_(net, "b", {"b": cn.collect(net, "b", [x])})
-    assert_refused(net, "site '0' has been compressed already", "b")
+    assert_refused(net, "site '0' is already compressed", "b")
 
 
 def test_a_site_that_fails_late_leaves_the_earlier_ones_as_they_were():

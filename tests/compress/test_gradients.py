@@ -211,9 +211,9 @@ def test_calls_of_other_threads_are_not_taken_in(trained):
 def test_answers_and_batches_that_cannot_be_used_are_said(trained):
     net, data = trained
     alone, broken = [b[0] for b in data], [(torch.full_like(data[0][0], torch.nan), data[0][1])]
-    with pytest.raises(cn.CovNormError, match="yields images alone"):
+    with pytest.raises(cn.CovNormError, match="yields only images"):
         cn.collect_gradients(net, "ra", alone, labels="given")
-    with pytest.raises(cn.CovNormError, match="answers NaN"):
+    with pytest.raises(cn.CovNormError, match="returns NaN"):
         cn.collect_gradients(net, "ra", broken)
     flat = nn.Sequential(nn.Conv2d(1, 6, 3), nn.Conv2d(6, 5, 1))
     maps = cn.MultiDomainNetwork(flat)

@@ -7,7 +7,7 @@ import torch
 import two_domains
 
 import torch_covnorm as cn
-from torch_covnorm.stats.decomposition import PCA, loss_normalization
+from torch_covnorm.stats.decomposition import decompose
 
 pytestmark = pytest.mark.filterwarnings("ignore::torch_covnorm.CovNormWarning")  # sites everywhere
 
@@ -45,7 +45,7 @@ def test_with_one_domain_it_is_the_best_of_its_rank(k):
     cn.join_(net, "a", moments, ranks=ranks, metric="loss", gradients=gradients)
     for site, A in before.items():
         x, G = moments["a"][site], gradients["a"][site].second()
-        best, _ = loss_normalization(A, PCA.of(x), G, x.mean, k)
+        best = decompose(A, x, G).cut(x.d, k)
         expected = best.C @ best.M @ best.W
         found = matrices(net, "a")[site]
         D = (found - expected) @ x.covariance @ (found - expected).T
@@ -113,7 +113,7 @@ def test_what_a_basis_captures_is_a_share_of_the_loss_and_little_makes_it_grow()
     found = cn.join_(net, "a", moments, ranks=ranks, metric="loss", gradients=gradients)
     for site, (of_x, of_y) in found.captured["a"].items():
         A, x, G = matrices(world()[0], "a")[site], moments["a"][site], gradients["a"][site]
-        s2 = loss_normalization(A, PCA.of(x), G.second(), x.mean)[1]
+        s2 = decompose(A, x, G.second()).worth
         assert of_x == pytest.approx(float(s2[0] / s2.sum()), rel=1e-4)
         assert of_y == pytest.approx(float(s2[0] / s2.sum()), rel=1e-4)
     assert cn.join_(net, "b", moments, gradients=gradients).grown

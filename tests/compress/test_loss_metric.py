@@ -10,7 +10,8 @@ import torch
 
 import torch_covnorm as cn
 from torch_covnorm.compress.gradients import predicted_loss
-from torch_covnorm.stats.decomposition import PCA, loss_color, loss_normalization, loss_whiten
+from torch_covnorm.stats.decomposition import decompose, pooled_bases
+from torch_covnorm.stats.pooling import Felt
 from torch_covnorm.stats.ranks import by_budget
 
 
@@ -28,6 +29,12 @@ def error(B, A, Sigma, G):
     return torch.trace(G @ (A - B) @ Sigma @ (A - B).T)
 
 
+def cut(A, x, G, k):
+    """The factors of rank k that cost the loss least, and what every direction is worth."""
+    part = decompose(A, x, G)
+    return part.cut(len(part.W), k), part.worth
+
+
 def matrix(factors):
     return factors.C @ factors.M @ factors.W
 
@@ -39,7 +46,7 @@ def matrix(factors):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_gradient_descent_finds_a_better_matrix_of_its_rank(seed, k):
     A, x, G = problem(seed)
-    factors, s2 = loss_normalization(A, PCA.of(x), G, x.mean, k)
+    factors, s2 = cut(A, x, G, k)
     best = error(matrix(factors), A, x.covariance, G)
     assert float(best) == pytest.approx(float(s2[k:].sum()), rel=1e-6)
     for start in range(4):
@@ -60,14 +67,14 @@ def test_no_gradient_descent_finds_a_better_matrix_of_its_rank(seed, k):
 
 def test_control_the_pca_of_the_output_is_worse_in_this_metric():
     A, x, G = problem()
-    ours = matrix(loss_normalization(A, PCA.of(x), G, x.mean, 2)[0])
+    ours = matrix(cut(A, x, G, 2)[0])
     P = x.transform(A, torch.zeros(4).double()).pca()[1][:, :2]
     assert error(ours, A, x.covariance, G) < 0.9 * error(P @ P.T @ A, A, x.covariance, G)
 
 
 def test_with_g_the_identity_it_is_the_pca_of_the_output():
     A, x, _ = problem()
-    found, s2 = loss_normalization(A, PCA.of(x), torch.eye(4).double(), x.mean, 2)
+    found, s2 = cut(A, x, torch.eye(4).double(), 2)
     E, P = x.transform(A, torch.zeros(4).double()).pca()
     torch.testing.assert_close(matrix(found), P[:, :2] @ P[:, :2].T @ A)
     torch.testing.assert_close(s2, E)
@@ -79,8 +86,7 @@ def test_with_white_features_too_it_is_the_svd():
     white.load_state_dict(
         {"n": torch.tensor(10), "mean": torch.zeros(5), "scatter": 10 * torch.eye(5).double()}
     )
-    x = PCA.of(white)
-    found, s2 = loss_normalization(A, x._replace(E=torch.ones(5).double()), torch.eye(4), x.mu, 2)
+    found, s2 = cut(A, white, torch.eye(4), 2)
     U, s, V = torch.linalg.svd(A, full_matrices=False)
     torch.testing.assert_close(matrix(found), U[:, :2] @ torch.diag(s[:2]) @ V[:2])
     torch.testing.assert_close(s2, s.square())
@@ -88,7 +94,8 @@ def test_with_white_features_too_it_is_the_svd():
 
 def test_at_full_rank_it_reproduces_a_and_w_whitens():
     A, x, G = problem()
-    found, _ = loss_normalization(A, PCA.of(x), G, x.mean)
+    part = decompose(A, x, G)
+    found = part.cut(len(part.W), part.C.shape[1])
     torch.testing.assert_close(matrix(found), A)
     torch.testing.assert_close(found.W @ x.covariance @ found.W.T, torch.eye(5).double())
 
@@ -97,8 +104,8 @@ def test_a_sure_network_has_the_same_factors_as_a_doubtful_one():
     """Gradients vanish as a network grows sure: the units in which M is tuned must not."""
     A, x, G = problem()
     for scale in (1e-8, 1e4):
-        found, _ = loss_normalization(A, PCA.of(x), G, x.mean, 2)
-        scaled, _ = loss_normalization(A, PCA.of(x), scale * G, x.mean, 2)
+        found, _ = cut(A, x, G, 2)
+        scaled, _ = cut(A, x, scale * G, 2)
         torch.testing.assert_close(scaled.M, found.M)
         torch.testing.assert_close(scaled.C.abs(), found.C.abs())
         y = x.transform(matrix(found), torch.zeros(4).double()).covariance
@@ -111,21 +118,25 @@ def test_dead_features_and_gradients_give_no_nan():
     rows[:, 2] = 0
     x = cn.Moments(5).update(rows)
     for G in (torch.zeros(4, 4).double(), torch.diag(torch.tensor([1.0, 0, 0, 0])).double()):
-        found, s2 = loss_normalization(A, PCA.of(x), G, x.mean, 3)
+        found, s2 = cut(A, x, G, 3)
         assert all(t.isfinite().all() for t in (*found, s2))
 
 
 def test_a_site_that_no_loss_feels_or_that_never_varies_is_worth_nothing():
     A, x, G = problem()
     still = cn.Moments(5).update(torch.ones(20, 5).double())
-    live = loss_normalization(A, PCA.of(x), 1e-6 * G, x.mean)[1]
+    live = decompose(A, x, 1e-6 * G).worth
     for of_x, of_y in ((x, 0 * G), (still, G)):
-        dead = loss_normalization(A, PCA.of(of_x), of_y, of_x.mean)[1]
+        dead = decompose(A, of_x, of_y).worth
         assert not dead.any()
         spectra, costs = {"dead": dead, "live": live}, {"dead": 9, "live": 9}
         assert by_budget(spectra, costs, 27, least=0) == {"dead": 0, "live": 3}
-    shared = loss_whiten(PCA.of(still), G.new_ones(5, 5))[1], loss_color(G, 0 * G)[1]
-    assert not any(worth.any() for worth in shared)
+    y = x.transform(A)
+    assert not pooled_bases(still, y, Felt(G, G.new_ones(5, 5))).x_worth.any()
+    assert not pooled_bases(x, y, Felt(0 * G, G.new_ones(5, 5))).worth.any()
+    shared = pooled_bases(x, y, Felt(G, G.new_ones(5, 5)))  # a control
+    assert shared.x_worth.any()
+    assert shared.worth.any()
 
 
 def test_greedy_is_brute_force_at_equal_costs_and_may_leave_a_site_nothing():
@@ -236,7 +247,9 @@ def test_a_rank_beyond_the_narrower_side_is_refused():
 def test_a_budget_for_nothing_is_refused_before_the_training():
     net = cn.MultiDomainNetwork(small_digits.backbone())
     told = []
-    with pytest.raises(cn.CovNormError, match="budget=5: one direction at the cheapest"):
+    with pytest.raises(
+        cn.CovNormError, match="budget=5 is too small: one direction at the cheapest"
+    ):
         cn.adapt(
             net,
             "d",

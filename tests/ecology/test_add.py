@@ -11,7 +11,8 @@ from torch import nn
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, verify
-from torch_covnorm.ecology.add import How, add
+from torch_covnorm.ecology.add import add
+from torch_covnorm.ecology.config import add_config
 from torch_covnorm.ecology.prediction import probabilities
 from torch_covnorm.training.progress import Reporter
 
@@ -89,7 +90,7 @@ def test_adding_one_leaves_the_others_and_the_backbone_to_the_bit(ecology):
     before, entry = small.read(ecology, "parity"), ecology.entry("parity")
     mine = small.backbone()
     weights = {k: v.clone() for k, v in mine.state_dict().items()}
-    add(ecology, "digits", small.decoded(), small.how(), backbone=mine)
+    add(ecology, "digits", small.decoded(), small.config(), backbone=mine)
     assert small.read(ecology, "parity") == before
     assert ecology.entry("parity") == entry
     assert all(torch.equal(v, weights[k]) for k, v in mine.state_dict().items())
@@ -98,7 +99,7 @@ def test_adding_one_leaves_the_others_and_the_backbone_to_the_bit(ecology):
 def test_the_callers_random_numbers_are_untouched(ecology):
     torch.manual_seed(7)
     mine, before = small.backbone(), torch.get_rng_state()
-    add(ecology, "digits", small.decoded(), small.how(), backbone=mine)
+    add(ecology, "digits", small.decoded(), small.config(), backbone=mine)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -117,25 +118,25 @@ def test_what_cannot_be_added_is_refused_and_the_store_stays(ecology, name, sett
     small.put(ecology, "taken")
     before = small.files(ecology.folder)
     with pytest.raises(cn.CovNormError, match=words):
-        add(ecology, name, small.decoded(), How(**settings), backbone=small.backbone())
+        add(ecology, name, small.decoded(), add_config(**settings), backbone=small.backbone())
     assert small.files(ecology.folder) == before
 
 
 def test_another_backbone_is_refused(ecology):
     with pytest.raises(cn.CovNormError, match="another backbone"):
-        add(ecology, "digits", small.decoded(), small.how(), backbone=small.backbone(seed=1))
+        add(ecology, "digits", small.decoded(), small.config(), backbone=small.backbone(seed=1))
 
 
 def test_interrupted_in_a_stage_the_next_call_does_not_run_the_stages_before_again(ecology):
-    data, how = small.decoded(), small.how(epochs=2)
+    data, config = small.decoded(), small.config(epochs=2)
     whole = small.Steps()
-    add(ecology, "whole", data, how, backbone=small.backbone(), reporter=whole.reporting())
+    add(ecology, "whole", data, config, backbone=small.backbone(), reporter=whole.reporting())
     first = small.Steps(stop="tune")
     with pytest.raises(KeyboardInterrupt):
-        add(ecology, "digits", data, how, backbone=small.backbone(), reporter=first.reporting())
+        add(ecology, "digits", data, config, backbone=small.backbone(), reporter=first.reporting())
     assert list(ecology.domains) == ["whole"]
     second = small.Steps()
-    add(ecology, "digits", data, how, backbone=small.backbone(), reporter=second.reporting())
+    add(ecology, "digits", data, config, backbone=small.backbone(), reporter=second.reporting())
     assert whole.count("train") == first.count("train") > 0
     assert second.count("train") == 0
     assert second.count("tune") == whole.count("tune")
@@ -149,17 +150,22 @@ def test_work_begun_with_other_settings_or_images_is_refused_until_it_is_to_be_f
             reporter = small.Steps(stop="tune").reporting()
             add(ecology, "digits", **settings, backbone=small.backbone(), reporter=reporter)
 
-    interrupted(data=small.decoded(), how=small.how())
-    for data, how in (
-        (small.decoded(), small.how(seed=1)),
-        (small.decoded(), small.how(variance=0.8)),
-        (small.decoded(start=200), small.how()),
+    interrupted(data=small.decoded(), config=small.config())
+    for data, config in (
+        (small.decoded(), small.config(seed=1)),
+        (small.decoded(), small.config(variance=0.8)),
+        (small.decoded(start=200), small.config()),
     ):
         with pytest.raises(cn.CovNormError, match="--fresh"):
-            add(ecology, "digits", data, how, backbone=small.backbone())
+            add(ecology, "digits", data, config, backbone=small.backbone())
     assert ecology.domains == {}
     add(
-        ecology, "digits", small.decoded(), small.how(seed=1), backbone=small.backbone(), fresh=True
+        ecology,
+        "digits",
+        small.decoded(),
+        small.config(seed=1),
+        backbone=small.backbone(),
+        fresh=True,
     )
     small.added(ecology, "again", seed=1)
     names = [ecology.entry(n).blobs["tensors"] for n in ("digits", "again")]
@@ -175,7 +181,7 @@ def test_a_replaced_domain_stays_until_the_end_and_keeps_its_history(ecology):
             ecology,
             "digits",
             small.decoded(),
-            small.how(seed=1),
+            small.config(seed=1),
             backbone=small.backbone(),
             replace=True,
             reporter=reporter,
@@ -198,14 +204,16 @@ def test_a_domain_named_as_the_step_in_between_is_none_of_it(ecology, tmp_path):
 
 @pytest.mark.parametrize("splits", [("train",), ("train", "val"), ("train", "test")])
 def test_fewer_splits_do_and_the_results_say_what_they_are_of(ecology, splits):
-    details = add(ecology, "digits", small.decoded(*splits), small.how(), backbone=small.backbone())
+    details = add(
+        ecology, "digits", small.decoded(*splits), small.config(), backbone=small.backbone()
+    )
     assert details["results"]["on"] == splits[-1]
     assert verify(ecology.folder) == []
 
 
 @pytest.mark.parametrize(
     ("size", "remedy"),
-    [(16, r"at the size it takes \(--size\)$"), (224, r"at its own size, 224 \(--size 224\)$")],
+    [(16, r"at a size it takes \(--size\)$"), (224, r"at its native size, 224 \(--size 224\)$")],
 )
 def test_a_network_of_one_size_alone_is_told_before_any_training(tmp_path, size, remedy):
     def backbone():
@@ -215,7 +223,7 @@ def test_a_network_of_one_size_alone_is_told_before_any_training(tmp_path, size,
 
     ecology = Ecology.create(tmp_path / "house", backbone())  # 224 where nothing is said
     with pytest.raises(cn.CovNormError, match=rf"not take images of 8 × 8 pixels.*{remedy}"):
-        add(ecology, "digits", small.decoded(), small.how(), backbone=backbone())
+        add(ecology, "digits", small.decoded(), small.config(), backbone=backbone())
     assert not ecology.domains
 
 
@@ -223,5 +231,5 @@ def test_where_images_are_is_kept_from_the_root_on(ecology, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     source = {"path": "digits.npz", "seed": 0}
     arguments = {"backbone": small.backbone(), "source": source}
-    details = add(ecology, "digits", small.decoded(), small.how("bn"), **arguments)
+    details = add(ecology, "digits", small.decoded(), small.config("bn"), **arguments)
     assert details["source"]["path"] == str(tmp_path / "digits.npz")

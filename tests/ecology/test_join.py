@@ -166,7 +166,7 @@ def test_the_basis_goes_with_the_last_domain_that_shares_it(house):
 def test_a_domain_replaced_leaves_the_basis_and_the_others_stay(house):
     parity = small.read(house, "parity")
     data = small.decoded()
-    add(house, "digits", data, small.how(), backbone=small.backbone(), replace=True)
+    add(house, "digits", data, small.config(), backbone=small.backbone(), replace=True)
     assert house.entry("digits").basis is None
     assert small.read(house, "parity") == parity
     assert verify(house.folder) == []
@@ -198,8 +198,8 @@ def test_a_basis_name_that_is_none_is_refused_before_any_file_is_touched(house, 
         return sorted(f for f in house.folder.parent.rglob("*"))
 
     def joined():
-        how = small.how(METHOD, basis=basis)
-        join(house, ["alone", "digits"], images, how, backbone=small.backbone(), fresh=True)
+        config = small.config(METHOD, basis=basis)
+        join(house, ["alone", "digits"], images, config, backbone=small.backbone(), fresh=True)
 
     before = everything()
     with pytest.raises(cn.CovNormError, match="name"):
@@ -211,12 +211,12 @@ def test_domains_of_training_images_alone_can_join(ecology):
     """`add` takes them, so `join` must say before the training what is wrong with them."""
     for name in ("digits", "parity"):
         data = small.decoded("train", parity=name == "parity")
-        add(ecology, name, data, small.how(), backbone=small.backbone())
+        add(ecology, name, data, small.config(), backbone=small.backbone())
     join(
         ecology,
         [],
         lambda name: small.decoded("train", parity=name == "parity"),
-        small.how(METHOD),
+        small.config(METHOD),
         backbone=small.backbone(),
     )
     assert verify(ecology.folder) == []
@@ -229,7 +229,7 @@ def interrupted_join(ecology, stop="tune"):
             ecology,
             ["digits", "parity"],
             images,
-            small.how(METHOD),
+            small.config(METHOD),
             backbone=small.backbone(),
             reporter=reporter,
         )
@@ -248,8 +248,8 @@ def test_an_interrupted_join_goes_on_to_the_same_tensors(two, made):
     assert small.files(two.folder) == before
     steps = small.Steps()
     reporter = steps.reporting()
-    how = small.how(METHOD)
-    join(two, ["digits", "parity"], images, how, backbone=small.backbone(), reporter=reporter)
+    config = small.config(METHOD)
+    join(two, ["digits", "parity"], images, config, backbone=small.backbone(), reporter=reporter)
     for name in ("digits", "parity"):
         assert two.entry(name).blobs["tensors"] == made.entry(name).blobs["tensors"]
 
@@ -258,7 +258,7 @@ def test_an_interrupted_join_does_not_go_on_with_an_a_that_was_trained_anew(two)
     """The moments of the old A's in the workplace are not those of the new ones."""
     interrupted_join(two)
     changes = {"backbone": small.backbone(), "replace": True}
-    add(two, "digits", small.decoded(), small.how(seed=1), **changes)
+    add(two, "digits", small.decoded(), small.config(seed=1), **changes)
     try:
         small.joined(two, "digits", "parity")
     except cn.CovNormError as error:  # refused: as good as begun anew
@@ -285,12 +285,12 @@ def test_a_join_does_not_undo_what_another_did_to_its_domains_meanwhile(two, cha
                 other.remove(["digits"])
             else:
                 arguments = {"backbone": small.backbone(), "replace": True}
-                add(other, "digits", small.decoded(), small.how(seed=1), **arguments)
+                add(other, "digits", small.decoded(), small.config(seed=1), **arguments)
 
     with contextlib.suppress(cn.CovNormError):  # to refuse is right, and so is to begin anew
-        names, how = ["digits", "parity"], small.how(METHOD)
+        names, config = ["digits", "parity"], small.config(METHOD)
         reporter = Reporter(stage=meanwhile)
-        join(two, names, images, how, backbone=small.backbone(), reporter=reporter)
+        join(two, names, images, config, backbone=small.backbone(), reporter=reporter)
     assert done
     assert verify(two.folder) == []
     if change == "removed":
@@ -332,7 +332,7 @@ def test_a_damaged_domain_is_healed_by_replacing_it(house, part):
     file.write_bytes(file.read_bytes()[:-3])
     assert any(file.name in p for p in verify(house.folder))
     arguments = {"backbone": small.backbone(), "replace": True}
-    add(house, "alone", small.decoded(), small.how(), **arguments)
+    add(house, "alone", small.decoded(), small.config(), **arguments)
     assert verify(house.folder) == []
 
 

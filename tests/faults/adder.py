@@ -27,8 +27,8 @@ Event = tuple[str, str]  # ("rename", file), ("fsync", ""), ("unlink", ""), ("st
 EPOCHS = 2
 
 
-def how(**changes: Any) -> Any:
-    return small.how(epochs=EPOCHS, **changes)
+def config(**changes: Any) -> Any:
+    return small.config(epochs=EPOCHS, **changes)
 
 
 def data() -> Any:
@@ -41,7 +41,7 @@ def add_digits(folder: Path, reporter: Reporter, name: str = "digits", **changes
         Ecology(folder),
         name,
         data(),
-        how(**changes),
+        config(**changes),
         backbone=small.backbone(),
         replace=replace,
         fresh=fresh,

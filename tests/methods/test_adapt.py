@@ -150,12 +150,12 @@ def test_a_class_of_torchs_optimisers_gets_the_rate():
 
 
 def test_tuning_scales_the_milestones_with_the_epochs():
-    from torch_covnorm.methods.settings import settings_of
+    from torch_covnorm.methods.settings import configure
 
-    _, first, second = settings_of("covnorm", "decathlon", None, {})
-    assert (first.epochs, first.milestones) == (120, (80, 100))
-    assert (second.epochs, second.milestones) == (60, (40, 50))
-    assert settings_of("covnorm", "decathlon", None, {"epochs": 0})[2].epochs == 0
+    config = configure("covnorm", training="decathlon")
+    assert (config.training.epochs, config.training.milestones) == (120, (80, 100))
+    assert (config.tuning.epochs, config.tuning.milestones) == (60, (40, 50))
+    assert configure("covnorm", {"epochs": 0}, training="decathlon").tuning.epochs == 0
 
 
 def test_labels_may_be_lists_arrays_and_small_integers():
@@ -180,7 +180,7 @@ def test_classes_that_differ_from_the_domains_are_refused():
     net = network()
     adapt(net, "a", method="ra")
     for name, settings in (("a", {"method": "ra"}), ("b", {"method": "svd", "start": "a"})):
-        with pytest.raises(CovNormError, match="has 10 already"):
+        with pytest.raises(CovNormError, match="already has 10"):
             adapt(net, name, classes=20, **settings)
     assert list(net.domains) == ["a"]
 

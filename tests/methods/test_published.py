@@ -17,7 +17,7 @@ import torch_covnorm as cn
 from torch_covnorm.adapters.norms import scale_shift
 from torch_covnorm.backbones import ResNet26
 from torch_covnorm.network.routing import stepwise
-from torch_covnorm.stats.decomposition import PCA, covariance_normalization
+from torch_covnorm.stats.decomposition import decompose
 
 STAGES = ((1, 64), (2, 128), (3, 256))
 CONVS = [
@@ -233,8 +233,7 @@ def batch_norm(mu_x: Tensor, e_x: Tensor, mu_y: Tensor, deviation_y: Tensor) -> 
 
 def covnorm(A: Tensor, b: Tensor, x: cn.Moments, M: str = "closed-form"):
     """The factors at full rank, with the matrix and the offset that they make."""
-    y, d = x.transform(A, b), x.d
-    factors = covariance_normalization(A, PCA.of(x), PCA.of(y), d, d, M)
+    factors = decompose(A, x, b=b).cut(x.d, x.d, M)
     matrix = factors.C @ factors.M @ factors.W
     return factors, matrix, factors.mu_y - matrix @ factors.mu_x
 

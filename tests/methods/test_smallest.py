@@ -13,6 +13,7 @@ import wide_digits
 
 import torch_covnorm as cn
 from torch_covnorm.compress.precision import PRECISIONS
+from torch_covnorm.methods.config import Config
 from torch_covnorm.methods.run import Run
 from torch_covnorm.methods.smallest import budgets, smallest_file
 from torch_covnorm.training.evaluation import Evaluation
@@ -21,6 +22,14 @@ UNTUNED = {"epochs": 0}
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def running(net, name, train, val, dtype=None, wanted=None):
+    """A run of covnorm under way, its precision chosen."""
+    config = Config("covnorm", {"dtype": wanted})
+    run = Run(net=net, name=name, train=train, val=val, config=config)
+    run.result.dtype = dtype
+    return run
 
 
 def adapted(net, **settings):
@@ -74,8 +83,7 @@ def test_the_smallest_over_ranks_and_precisions_is_that_of_brute_force(outliers,
         wide_digits.widen_(net.domain("ra"))
     moments, own = cn.collect(net, "ra", data[0]), cn.evaluate(net, "ra", data[1]).accuracy
     sizes, every = table(net, data, moments, tmp_path)
-    training = cn.Training()
-    run = Run(net, "ra", *data, {"dtype": "smallest"}, training, training)
+    run = running(net, "ra", *data, wanted="smallest")
     chosen = set()
     for drop in range(0, 50, 4):
         good = {key for key, (_, accuracy) in every.items() if accuracy >= own - drop}
@@ -119,7 +127,7 @@ def test_int8_is_chosen_where_it_holds_and_float16_where_outliers_break_it():
 
 @pytest.mark.parametrize(("outliers", "expected"), [(False, "int8"), (True, "float16")])
 def test_the_whole_a_is_the_last_candidate_of_every_precision(outliers, expected):
-    net, training = wide_digits.network("d"), cn.Training()
+    net = wide_digits.network("d")
     if outliers:
         wide_digits.widen_(net.domain("d"))
 
@@ -127,7 +135,7 @@ def test_the_whole_a_is_the_last_candidate_of_every_precision(outliers, expected
         for A in net.domain("d").maps.values():
             A.A.data.zero_()
 
-    run = Run(net, "d", *wide_digits.data(), {"dtype": "smallest"}, training, training)
+    run = running(net, "d", *wide_digits.data(), wanted="smallest")
     assert smallest_file(run, 3.0, ruin) == (None, expected)
     assert smallest_file(run, 90.0, ruin)[0] == budgets(net.domain("d"))[0], "a control"
 
@@ -136,7 +144,7 @@ def test_the_whole_a_is_the_last_candidate_of_every_precision(outliers, expected
 def test_a_loss_of_exactly_max_drop_is_within_it(lost, good, monkeypatch):
     """3 of 150 images are 2 points, and 100·94/150 < 100·97/150 − 2 in floating point."""
     net, data = wide_digits.network("d"), wide_digits.data()
-    run = Run(net, "d", *data, {"dtype": None}, cn.Training(), cn.Training())
+    run = running(net, "d", *data)
     said = itertools.chain([97], itertools.repeat(97 - lost))
     answer = lambda *_: Evaluation(0.0, 100 * next(said) / 150, 150)  # noqa: E731
     monkeypatch.setattr("torch_covnorm.methods.smallest.evaluate", answer)
@@ -166,7 +174,9 @@ def test_a_whole_a_is_rounded_and_not_tuned():
 def test_a_precision_that_cannot_keep_the_promise_gives_way_to_a_finer_one():
     net, (_, val) = wide_digits.network(), wide_digits.data()
     wide_digits.widen_(net.domain("ra"))
-    with pytest.warns(cn.CovNormWarning, match="in int8 even the whole A loses more"):
+    with pytest.warns(
+        cn.CovNormWarning, match="stored as float16: in int8 even the full A loses more"
+    ):
         found = adapted(net, max_drop=1.0, dtype="int8")
     assert found.dtype == "float16"
     assert found.accuracy >= cn.evaluate(net, "ra", val).accuracy - 1
@@ -189,7 +199,7 @@ def test_without_max_drop_a_precision_is_kept_whatever_it_costs():
         ({"dtype": "smallest", "variance": 0.9}, "needs max_drop="),
         ({"max_drop": 1, "M": "random"}, "leave out M= and preset="),
         ({"max_drop": 1, "preset": "official-code"}, "leave out M= and preset="),
-        ({"method": "svd", "dtype": "int8"}, "dtype= is no setting of method 'svd'"),
+        ({"method": "svd", "dtype": "int8"}, "method 'svd' has no setting dtype="),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_trains(settings, words):
@@ -247,7 +257,7 @@ def test_worse_is_by_more_than_a_standard_error_or_below_the_promise(
 ):
     """60 % of 96 images has a standard error of 5 points."""
     net, data = wide_digits.network("d"), wide_digits.data()
-    run = Run(net, "d", *data, {}, cn.Training(), cn.Training())
+    run = running(net, "d", *data)
     run.floor = run.floor if floor is None else floor
     said = iter([60.0, now])
     monkeypatch.setattr(
@@ -255,7 +265,7 @@ def test_worse_is_by_more_than_a_standard_error_or_below_the_promise(
     )
     with run.may_decline():
         pass
-    assert run.declined == declined
+    assert run.result.declined == declined
 
 
 def test_without_validation_data_nothing_is_declined():
@@ -269,31 +279,31 @@ def test_without_validation_data_nothing_is_declined():
 
 def test_numbers_that_no_file_could_hold_are_declined():
     net, data = wide_digits.network("d"), wide_digits.data()
-    run = Run(net, "d", *data, {}, cn.Training(), cn.Training(), dtype="float16")
+    run = running(net, "d", *data, dtype="float16")
     before = small_digits.state(net, "d")
     with run.may_decline():
         net.domain("d").head.weight.data.fill_(float("nan"))
-    assert run.declined
+    assert run.result.declined
     assert small_digits.same(small_digits.state(net, "d"), before)
 
 
 @pytest.mark.parametrize(("dtype", "declined"), [(None, False), ("float16", False), ("int8", True)])
 def test_what_is_judged_is_what_the_file_will_hold(dtype, declined):
     net, data = wide_digits.network("d"), wide_digits.data()
-    run = Run(net, "d", *data, {}, cn.Training(), cn.Training(), dtype=dtype)
+    run = running(net, "d", *data, dtype=dtype)
     with run.may_decline():
         wide_digits.widen_(net.domain("d"))  # the same function, which int8 cannot hold
-    assert run.declined == declined
+    assert run.result.declined == declined
 
 
 def test_labels_without_an_accuracy_are_judged_by_their_loss():
     net, (train, val) = wide_digits.network("d"), wide_digits.data()
     soft = [(x, torch.nn.functional.one_hot(y, 10).float()) for x, y in val]
     for factor, declined in ((-1.0, True), (1.0, False)):
-        run = Run(net, "d", train, soft, {}, cn.Training(), cn.Training())
+        run = running(net, "d", train, soft)
         with run.may_decline():
             net.domain("d").head.weight.data.mul_(factor)
-        assert run.declined == declined
+        assert run.result.declined == declined
 
 
 @pytest.mark.parametrize("joint", ["covnorm-joint", "joint-svd"])

@@ -188,7 +188,7 @@ def test_a_basis_whose_numbers_changed_since_is_saved_so_that_it_loads(change, t
         ((["a", "a"],), "each once"),
         ((["a", "norms"],), "'norms' has no matrix A"),
         ((["a", "beside"],), "different kinds"),
-        ((["a", "thin"],), "'thin': site '0' has been compressed already"),
+        ((["a", "thin"],), "'thin': site '0' is already compressed"),
         ((["a", "b"], 0), "rank=0"),
         ((["a", "b"], 2, "taken"), "basis 'taken' exists already"),
         ((["a", "b"], 2, "Not a name"), "Not a name"),

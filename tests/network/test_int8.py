@@ -103,7 +103,7 @@ def test_an_ecology_keeps_int8_and_measures_what_it_keeps(tmp_path):
         assert facts["results"]["dtype"] == dtype
     assert sizes["float32"] > sizes["float16"]
     with pytest.raises(cn.CovNormError, match="float32, float16, int8"):
-        small.how(dtype="int88")
+        small.config(dtype="int88")
 
 
 def test_the_metric_of_the_loss_goes_through_adapt_and_resumes(tmp_path):

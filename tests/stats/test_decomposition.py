@@ -7,13 +7,7 @@ import torch
 
 from torch_covnorm import CovNormError, Moments
 from torch_covnorm.adapters import CovNormMap
-from torch_covnorm.stats.decomposition import (
-    PCA,
-    closed_form,
-    color,
-    covariance_normalization,
-    whiten,
-)
+from torch_covnorm.stats.decomposition import PCA, closed_form, color, decompose, whiten
 
 
 def random(*shape, seed=0):
@@ -27,11 +21,15 @@ def features(d, n=2000, seed=0):
 
 
 def problem(d_in=8, d_out=8, x=None):
-    """Rows x, a map A x + b, and the PCAs of its input and output."""
+    """Rows x, a map A x + b, and the moments of its input."""
     x = features(d_in) if x is None else x
     A, b = random(d_out, d_in, seed=7), random(d_out, seed=8)
-    moments = Moments(d_in).update(x)
-    return x, A, b, PCA.of(moments), PCA.of(moments.transform(A, b))
+    return x, A, b, Moments(d_in).update(x)
+
+
+def normalized(A, b, moments, kx, ky, M="closed-form", scaled=True, generator=None):
+    """The factors of eq. 8 at these ranks."""
+    return decompose(A, moments, b=b, scaled=scaled).cut(kx, ky, M, generator)
 
 
 def apply(factors, x):
@@ -53,28 +51,30 @@ def close(a, b, tolerance=1e-9):
 
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_whitened_features_have_identity_covariance(k):
-    x, _, _, px, _ = problem()
-    W = whiten(px, k)
+    x, _, _, moments = problem()
+    W = whiten(PCA.of(moments))[:k]
     assert W.shape == (k, 8)
     centred = x - x.mean(0)
     close((centred @ W.T).T @ (centred @ W.T) / len(x), torch.eye(k, dtype=x.dtype))
 
 
 def test_colored_white_noise_has_the_covariance_of_y():
-    x, A, b, _, py = problem(d_in=8, d_out=6)
-    C = color(py, 6)
+    x, A, b, moments = problem(d_in=8, d_out=6)
+    py = PCA.of(moments.transform(A, b))
+    C = color(py)
     assert C.shape == (6, 6)
     y = x @ A.T + b
     covariance = (y - y.mean(0)).T @ (y - y.mean(0)) / len(y)
     close(C @ C.T, covariance)
     for k in (1, 4):  # truncated: the covariance along the k largest directions
         P = py.P[:, :k]
-        close(color(py, k) @ color(py, k).T, P @ P.T @ covariance @ P @ P.T)
+        close(C[:, :k] @ C[:, :k].T, P @ P.T @ covariance @ P @ P.T)
 
 
 def test_coloring_undoes_whitening():
-    _, _, _, px, _ = problem()
-    close(color(px, 8) @ whiten(px, 8), torch.eye(8, dtype=torch.float64))
+    _, _, _, moments = problem()
+    px = PCA.of(moments)
+    close(color(px) @ whiten(px), torch.eye(8, dtype=torch.float64))
 
 
 # ── closed-form M ───────────────────────────────────────────────────────────────────────────────
@@ -82,8 +82,8 @@ def test_coloring_undoes_whitening():
 
 @pytest.mark.parametrize(("d_in", "d_out"), [(8, 8), (5, 9), (9, 5), (1, 1), (6, 1), (1, 6)])
 def test_at_full_rank_the_closed_form_reproduces_A(d_in, d_out):
-    x, A, b, px, py = problem(d_in, d_out)
-    W, M, C, mu_x, mu_y = covariance_normalization(A, px, py, d_in, d_out)
+    x, A, b, moments = problem(d_in, d_out)
+    W, M, C, mu_x, mu_y = normalized(A, b, moments, d_in, d_out)
     assert (W.shape, M.shape, C.shape) == ((d_in, d_in), (d_out, d_in), (d_out, d_out))
     close(C @ M @ W, A)
     close(mu_y - C @ M @ W @ mu_x, b)
@@ -107,8 +107,8 @@ def test_at_full_rank_the_closed_form_reproduces_A(d_in, d_out):
 )
 def test_full_rank_reproduces_A_also_where_features_do_not_vary(spoil, scaled):
     """On every input, not only on those that were seen: a channel may wake up later."""
-    _, A, b, px, py = problem(6, 6, spoil(features(6)).double())
-    factors = covariance_normalization(A, px, py, 6, 6, scaled=scaled)
+    _, A, b, moments = problem(6, 6, spoil(features(6)).double())
+    factors = normalized(A, b, moments, 6, 6, scaled=scaled)
     assert all(f.isfinite().all() for f in factors)
     close(factors.C @ factors.M @ factors.W, A)
     unseen = random(10, 6, seed=3)
@@ -120,20 +120,18 @@ def test_a_dead_output_does_no_harm():
     A, b = random(6, 6, seed=7), random(6, seed=8)
     A[2] = 0
     moments = Moments(6).update(x)
-    px, py = PCA.of(moments), PCA.of(moments.transform(A, b))
-    factors = covariance_normalization(A, px, py, 6, 6)
+    factors = normalized(A, b, moments, 6, 6)
     close(factors.C @ factors.M @ factors.W, A)
     zero = torch.zeros(6, 6)
-    py = PCA.of(moments.transform(zero, b))
-    factors = covariance_normalization(zero, px, py, 6, 6)
+    factors = normalized(zero, b, moments, 6, 6)
     close(apply(factors, x), b.expand(len(x), 6))
 
 
 @pytest.mark.parametrize(("kx", "ky"), [(8, 8), (8, 3), (3, 8), (4, 2), (1, 1)])
 def test_the_closed_form_is_the_least_squares_M(kx, ky):
     """min over M of E ||A(x - mu) - C M W(x - mu)||^2, solved from the rows with no formula."""
-    x, A, b, px, py = problem()
-    factors = covariance_normalization(A, px, py, kx, ky)
+    x, A, b, moments = problem()
+    factors = normalized(A, b, moments, kx, ky)
     W, M, C = factors.W, factors.M, factors.C
     centred = x - x.mean(0)
     # y_ni = sum over k, j of w_nk C_ij M_jk: one row for each n, i, one unknown for each k, j.
@@ -150,8 +148,8 @@ def test_the_closed_form_is_the_least_squares_M(kx, ky):
 
 
 def test_a_float32_A_is_normalised_in_float64():
-    _, A, _, px, py = problem()
-    factors = covariance_normalization(A.float(), px, py, 8, 8)
+    _, A, b, moments = problem()
+    factors = normalized(A.float(), b, moments, 8, 8)
     assert factors.M.dtype == torch.float64
     close(factors.C @ factors.M @ factors.W, A.float().double())
 
@@ -166,9 +164,9 @@ def svd_truncation(A, k):
 
 @pytest.mark.parametrize("k", range(1, 8))
 def test_with_all_of_x_the_error_is_the_discarded_output_variance_and_no_rank_k_map_is_better(k):
-    x, A, b, px, py = problem()
-    error = cost(x, A, b, covariance_normalization(A, px, py, 8, k))
-    close(error, py.E[k:].sum())
+    x, A, b, moments = problem()
+    error = cost(x, A, b, normalized(A, b, moments, 8, k))
+    close(error, moments.transform(A, b).pca()[0][k:].sum())
     centred, rivals = x - x.mean(0), [svd_truncation(A, k)]
     # Eckart–Young in the metric of the data, found without a PCA of y: the least there is.
     Z = centred @ A.T
@@ -180,46 +178,44 @@ def test_with_all_of_x_the_error_is_the_discarded_output_variance_and_no_rank_k_
 
 
 def test_where_the_data_are_anisotropic_svd_of_A_loses_by_far():
-    x, A, b, px, py = problem()
-    error = cost(x, A, b, covariance_normalization(A, px, py, 8, 3))
+    x, A, b, moments = problem()
+    error = cost(x, A, b, normalized(A, b, moments, 8, 3))
     centred = x - x.mean(0)
     truncated = (centred @ (A - svd_truncation(A, 3)).T).square().sum(1).mean()
     assert truncated > 1.5 * error
 
 
 def test_truncating_the_input_too_can_only_add_error():
-    x, A, b, px, py = problem()
+    x, A, b, moments = problem()
     for ky in (2, 5, 8):
-        errors = [cost(x, A, b, covariance_normalization(A, px, py, k, ky)) for k in range(1, 9)]
+        errors = [cost(x, A, b, normalized(A, b, moments, k, ky)) for k in range(1, 9)]
         assert all(fewer >= more - 1e-9 for fewer, more in itertools.pairwise(errors))
 
 
 @pytest.mark.parametrize("M", ["identity", "random"])
 @pytest.mark.parametrize(("kx", "ky"), [(8, 8), (5, 3), (3, 5)])
 def test_an_M_that_does_not_align_the_two_PCAs_is_far_worse(M, kx, ky):
-    x, A, b, px, py = problem()
+    x, A, b, moments = problem()
     g = torch.Generator().manual_seed(0)
-    control = covariance_normalization(A, px, py, kx, ky, M, generator=g)
-    aligned = covariance_normalization(A, px, py, kx, ky)
+    control = normalized(A, b, moments, kx, ky, M, generator=g)
+    aligned = normalized(A, b, moments, kx, ky)
     assert control.M.shape == aligned.M.shape == (ky, kx)
     assert cost(x, A, b, control) > 2 * cost(x, A, b, aligned)
 
 
 def test_identity_and_random_M_are_what_they_say():
-    _, A, _, px, py = problem()
-    identity = covariance_normalization(A, px, py, 5, 3, "identity").M
+    _, A, b, moments = problem()
+    identity = normalized(A, b, moments, 5, 3, "identity").M
     assert torch.equal(identity, torch.eye(3, 5, dtype=torch.float64))
     draws = [
-        covariance_normalization(
-            A, px, py, 8, 8, "random", generator=torch.Generator().manual_seed(s)
-        ).M
+        normalized(A, b, moments, 8, 8, "random", generator=torch.Generator().manual_seed(s)).M
         for s in (0, 0, 1)
     ]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
     assert 0.005 < draws[0].std() < 0.02
     with pytest.raises(CovNormError, match="identity"):
-        covariance_normalization(A, px, py, 5, 3, "identty")
+        normalized(A, b, moments, 5, 3, "identty")
 
 
 # ── the constant ────────────────────────────────────────────────────────────────────────────────
@@ -228,8 +224,8 @@ def test_identity_and_random_M_are_what_they_say():
 @pytest.mark.parametrize("M", ["closed-form", "identity", "random"])
 @pytest.mark.parametrize(("kx", "ky"), [(8, 6), (3, 5), (5, 2)])
 def test_the_constant_is_mu_y_minus_C_M_W_mu_x_and_keeps_the_mean(M, kx, ky):
-    x, A, b, px, py = problem(8, 6)
-    factors = covariance_normalization(A, px, py, kx, ky, M)
+    x, A, b, moments = problem(8, 6)
+    factors = normalized(A, b, moments, kx, ky, M)
     W, mini, C, mu_x, mu_y = factors
     close(mu_x, x.mean(0))
     close(mu_y, (x @ A.T + b).mean(0))
@@ -244,8 +240,8 @@ def test_the_constant_is_mu_y_minus_C_M_W_mu_x_and_keeps_the_mean(M, kx, ky):
 
 def test_without_the_mean_the_answers_are_wrong():
     """Negative control: the features' mean is not zero, so leaving a constant out shows."""
-    x, A, b, px, py = problem()
-    factors = covariance_normalization(A, px, py, 8, 4)
+    x, A, b, moments = problem()
+    factors = normalized(A, b, moments, 8, 4)
     right = cost(x, A, b, factors)
     assert cost(x, A, b, factors._replace(mu_x=torch.zeros_like(factors.mu_x))) > 1.1 * right
     assert cost(x, A, b, factors._replace(mu_y=-factors.mu_y)) > 1.1 * right

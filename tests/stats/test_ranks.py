@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torch_covnorm import CovNormError
+from torch_covnorm.errors import at_site
 from torch_covnorm.stats.ranks import by_variance, by_variance_official, check_ranks, explained
 
 RULES = [by_variance, by_variance_official]
@@ -125,6 +126,6 @@ def test_the_explained_shares_rise_to_one():
 
 @pytest.mark.parametrize("ranks", [(0, 1), (1, 0), (-1, 1), (4, 1), (1, 3), (10**9, 1)])
 def test_ranks_outside_1_to_d_are_refused_with_the_site(ranks):
-    with pytest.raises(CovNormError, match=r"features\.3"):
-        check_ranks(*ranks, 3, 2, "features.3")
-    check_ranks(3, 2, 3, 2, "features.3")
+    with pytest.raises(CovNormError, match=r"site 'features\.3': k_[xy] = "), at_site("features.3"):
+        check_ranks(*ranks, 3, 2)
+    check_ranks(3, 2, 3, 2)

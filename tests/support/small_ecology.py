@@ -21,7 +21,8 @@ import torch_covnorm as cn
 from torch_covnorm import records
 from torch_covnorm.data.decode import Decoded, Images
 from torch_covnorm.ecology import Details, Ecology
-from torch_covnorm.ecology.add import How, add
+from torch_covnorm.ecology.add import add
+from torch_covnorm.ecology.config import AddConfig, add_config
 from torch_covnorm.ecology.join import METHOD, join
 from torch_covnorm.ecology.manifest import FORMAT, MANIFEST, references
 from torch_covnorm.training.progress import Reporter
@@ -60,16 +61,19 @@ def decoded(*splits: str, parity: bool = False, start: int = 0) -> Decoded:
     return Decoded(parts, classes, 8, "squash", (), (), digest, ())
 
 
-def how(method: str = "covnorm", dtype: str = "float16", seed: int = 0, **options: Any) -> How:
+def config(
+    method: str = "covnorm", dtype: str = "float16", seed: int = 0, **options: Any
+) -> AddConfig:
     """One epoch of anything."""
     ranks = {"variance": 0.9} if method in ("covnorm", METHOD) else {}
-    return How(method, {"epochs": 1, **ranks, **options}, 20, None, dtype, seed)
+    options = {"epochs": 1, "norms": "batch", **ranks, **options}
+    return add_config(method, options, batch=20, dtype=dtype, seed=seed)
 
 
 def added(ecology: Ecology, name: str, method: str = "covnorm", **changes: Any) -> dict[str, Any]:
     """The details of a domain that is trained and added."""
     data = decoded(parity=name == "parity")
-    return add(ecology, name, data, how(method, **changes), backbone=backbone())
+    return add(ecology, name, data, config(method, **changes), backbone=backbone())
 
 
 def joined(ecology: Ecology, *names: str, **changes: Any) -> dict[str, dict[str, Any]]:
@@ -78,7 +82,7 @@ def joined(ecology: Ecology, *names: str, **changes: Any) -> dict[str, dict[str,
         ecology,
         names,
         lambda name: decoded(parity=name == "parity"),
-        how(METHOD, **changes),
+        config(METHOD, **changes),
         backbone=backbone(),
     )
 

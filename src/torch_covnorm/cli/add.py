@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..compress.precision import SMALLEST
 from ..data.decode import Decoded
 from ..data.images import Augment
 from ..data.source import Source, read_source
 from ..ecology import Ecology
-from ..ecology.add import How
 from ..ecology.add import add as add_domain
+from ..ecology.config import BATCH, add_config
 from ..ecology.images import decode_for, images_of
 from ..ecology.join import METHOD as JOINT
 from ..ecology.join import join as join_domains
@@ -25,7 +23,6 @@ from .options import (
     Json,
     Quiet,
     Seed,
-    check_device,
     domain_names,
     pairs,
     panel,
@@ -42,10 +39,10 @@ Rate = Annotated[
     float | None, training("--lr", help="Peak learning rate. Default: depends on the method.")
 ]
 Norms = Annotated[
-    str,
+    str | None,
     training(
         help="BatchNorm statistics while training: frozen, or batch, which needs many images. "
-        "Method bn always uses batch."
+        "Default: batch for method bn, else frozen."
     ),
 ]
 Batch = Annotated[int, training(min=2, help="Images per training step.")]
@@ -61,11 +58,6 @@ Variance = Annotated[
     float | None, ranks(help="Keep this share of the variance at every layer (the paper: 0.99).")
 ]
 Fresh = Annotated[bool, run_option("--fresh", help="Discard unfinished work and start over.")]
-
-
-RULES = {"variance", "budget", "max_drop", "ranks", "preset", "M"}  # none: the default one
-MAX_DROP = 0.5  # points of validation accuracy, where no rule is given
-METRIC = "loss"  # with max_drop, where none is given: the smaller files (docs/results.md)
 
 
 def init(
@@ -130,8 +122,8 @@ def add(
     ] = None,
     epochs: Epochs = None,
     lr: Rate = None,
-    norms: Norms = "frozen",
-    batch: Batch = 32,
+    norms: Norms = None,
+    batch: Batch = BATCH,
     flip: Annotated[bool, training("--flip", help="Also train on mirrored images.")] = False,
     shift: Annotated[
         int, training(min=0, help="Also train on images shifted by up to this many pixels.")
@@ -178,33 +170,30 @@ def add(
 
     If it is killed or interrupted, run the same command again to resume.
     """
-    screen, ecology, device = common.screen, common.ecology, common.device
+    screen, ecology = common.screen, common.ecology
     if not replace:
         ecology.check_new(name)
-    given: dict[str, Any] = {"variance": variance, "max_drop": max_drop, "epochs": epochs, "lr": lr}
-    given["metric"] = metric
-    given["norms"] = "batch" if method == "bn" else norms
-    options = {k: v for k, v in given.items() if v is not None}
+    options = _given(
+        variance=variance, max_drop=max_drop, metric=metric, epochs=epochs, lr=lr, norms=norms
+    )
     if budget is not None:
         if not 0 < budget < 1:
-            raise CovNormError(f"--budget {budget}: a share of the backbone between 0 and 1")
+            raise CovNormError(f"--budget {budget}: expected a share between 0 and 1")
         options["budget"] = int(budget * ecology.backbone["parameters"])
-    options |= pairs(settings or [])
-    augment = Augment(padding=shift, fill="reflect", flip=0.5 * flip) if flip or shift else None
-    by_default = method == "covnorm" and not RULES & set(options)
-    rule: dict[str, Any] = {"max_drop": MAX_DROP} if by_default else {}
-    if promised := "max_drop" in {**options, **rule}:
-        rule |= {"metric": METRIC} if "metric" not in options else {}
-    chosen = dtype or (SMALLEST if promised else "float16")
-    how = How(method, {**options, **rule}, batch, augment, chosen, seed)
-    device = check_device(device)
     source = read_source(images, seed=seed)
+    config = add_config(
+        method,
+        options | pairs(settings or []),
+        batch=batch,
+        augment=Augment(padding=shift, fill="reflect", flip=0.5 * flip) if flip or shift else None,
+        dtype=dtype,
+        seed=seed,
+        validation="val" in source.splits,
+    )
     _show_source(screen, source)
-    if by_default and "val" not in source.splits:
-        rule = {"variance": 0.99}
-        how = dataclasses.replace(how, options={**options, **rule}, dtype=dtype or "float16")
+    count = sum(map(len, source.splits.values()))
     with screen.reporting() as reporter:
-        reporter.stage("decode", f"{_count(source):,} images, once; kept in the ecology's cache")
+        reporter.stage("decode", f"{count:,} images, once; kept in the ecology's cache")
         data = decode_for(
             ecology, source, pixels, fit, strict=strict, limit=limit, progress=reporter.images
         )
@@ -213,11 +202,11 @@ def add(
             ecology,
             name,
             data,
-            how,
+            config,
             source={"path": str(images.absolute()), "seed": seed},
             replace=replace,
             fresh=fresh,
-            device=device,
+            device=common.device,
             reporter=reporter,
         )
     screen.result(add_result(ecology, name, facts), *summary(ecology, name, facts))
@@ -235,8 +224,8 @@ def join(
     variance: Variance = None,
     epochs: Epochs = None,
     lr: Rate = None,
-    norms: Norms = "frozen",
-    batch: Batch = 32,
+    norms: Norms = None,
+    batch: Batch = BATCH,
     settings: Settings = None,
     basis: Annotated[str, stored(help="Name of the shared basis.")] = "joint",
     dtype: Annotated[
@@ -255,18 +244,18 @@ def join(
 
     If it is killed or interrupted, run the same command again to resume.
     """
-    screen, ecology, device = common.screen, common.ecology, common.device
-    given = {"variance": variance, "epochs": epochs, "lr": lr, "norms": norms}
-    options = {k: v for k, v in given.items() if v is not None}
-    how = How(JOINT, {**options, "basis": basis, **pairs(settings or [])}, batch, None, dtype, seed)
+    screen, ecology = common.screen, common.ecology
+    options = _given(variance=variance, epochs=epochs, lr=lr, norms=norms, basis=basis)
+    options |= pairs(settings or [])
+    config = add_config(JOINT, options, batch=batch, dtype=dtype, seed=seed)
     with screen.reporting(named=True) as reporter:
         done = join_domains(
             ecology,
             names or [],
             lambda n: images_of(ecology, n, progress=reporter.images),
-            how,
+            config,
             fresh=fresh,
-            device=check_device(device),
+            device=common.device,
             reporter=reporter,
         )
     value = [add_result(ecology, n, facts) for n, facts in done.items()]
@@ -284,8 +273,9 @@ def join(
     )
 
 
-def _count(source: Source) -> int:
-    return sum(len(items) for items in source.splits.values())
+def _given(**options: Any) -> dict[str, Any]:
+    """Return the options that were given."""
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _show_source(screen: Screen, source: Source) -> None:
@@ -297,7 +287,7 @@ def _show_source(screen: Screen, source: Source) -> None:
 
 def _show_data(screen: Screen, data: Decoded) -> None:
     counts = sorted(data.balance()["train"].items(), key=lambda pair: -pair[1])
-    shown = ", ".join(f"{c} {n}" for c, n in counts[:6]) + (", …" if len(counts) > 6 else "")
+    shown = ", ".join(f"{c}: {n}" for c, n in counts[:6]) + (", …" if len(counts) > 6 else "")
     lines = [f"note: {note}" for note in data.notes]
     lines += [f"training images per class: {shown} (fewest: {counts[-1][1]})"]
     lines += [f"left out: {file}: {reason}" for file, reason in data.unreadable[:5]]

@@ -15,19 +15,21 @@ import typer
 from rich.table import Table
 
 from ..data import sample
+from ..data.decode import Decoded
 from ..data.loader import Batches, as_input
 from ..data.source import read_source
 from ..ecology import Ecology
-from ..ecology.add import How, add
+from ..ecology.add import add
+from ..ecology.config import BATCH, MAX_DROP, METRIC, add_config
 from ..ecology.images import decode_for, images_of
 from ..ecology.join import METHOD as JOINT
 from ..ecology.join import join
 from ..ecology.manifest import MANIFEST
 from ..ecology.prediction import preprocessing
 from ..errors import CovNormError
-from ..methods.adapt import Adapted, adapt
+from ..methods.adapt import adapt
+from ..methods.result import Adapted
 from ..records import write_file
-from .add import MAX_DROP, METRIC
 from .options import Json, Quiet, Seed, Threads, set_threads
 from .screen import Screen, size, table
 
@@ -128,8 +130,9 @@ def _add(screen: Screen, ecology: Ecology, name: str, seed: int, number: int) ->
     with screen.reporting() as reporter:
         reporter.stage("decode", f"to {PIXELS} × {PIXELS} pixels, once; kept in the cache")
         data = decode_for(ecology, source, PIXELS, progress=reporter.images)
-        how = How("covnorm", options, dtype="float16", seed=seed)
-        add(ecology, name, data, how, source={"path": str(file), "seed": seed}, reporter=reporter)
+        config = add_config("covnorm", options, seed=seed)
+        where = {"path": str(file), "seed": seed}
+        add(ecology, name, data, config, source=where, reporter=reporter)
 
 
 def _find_smallest(screen: Screen, ecology: Ecology, seed: int) -> dict[str, dict[str, Any]]:
@@ -147,27 +150,21 @@ def _find_smallest(screen: Screen, ecology: Ecology, seed: int) -> dict[str, dic
 def _smallest(screen: Screen, ecology: Ecology, name: str, seed: int) -> dict[str, Any]:
     net = ecology.network()
     ecology.load(net, name, trained=True)
-    inputs, data = preprocessing(net, name), images_of(ecology, name)
+    inputs, splits = preprocessing(net, name), images_of(ecology, name).splits
 
-    def batches(part: str, shuffle: bool = False) -> Batches:
-        images = data.splits[part]
-        return Batches(images.x, images.y, inputs, 32 if shuffle else 64, shuffle)
+    def batches(split: str, size: int = 64, shuffle: bool = False) -> Batches:
+        return Batches(splits[split].x, splits[split].y, inputs, size, shuffle)
 
     with screen.reporting() as reporter:
         done: Adapted = adapt(
             net,
             name,
-            batches("train", shuffle=True),
+            batches("train", BATCH, shuffle=True),
             batches("val"),
-            "covnorm",
-            metric=METRIC,
-            max_drop=MAX_DROP,
-            dtype="smallest",
+            add_config("covnorm", TRAINING, seed=seed).run,
             statistics=batches("train"),
             test=batches("test"),
             progress=reporter.training,
-            seed=seed,
-            **TRAINING,
         )
     assert done.dtype is not None
     assert done.storage is not None
@@ -185,15 +182,12 @@ def _join(screen: Screen, ecology: Ecology, seed: int) -> None:
     screen.info("\njoin: all four share one C and W; each keeps only its M, norms and head")
     options = {"variance": VARIANCE, **TRAINING}
     with screen.reporting(named=True) as reporter:
-        how = How(JOINT, options, dtype="float16", seed=seed)
-        names = list(sample.SAMPLES)
-        join(
-            ecology,
-            names,
-            lambda n: images_of(ecology, n, progress=reporter.images),
-            how,
-            reporter=reporter,
-        )
+        config = add_config(JOINT, options, seed=seed)
+
+        def images(name: str) -> Decoded:
+            return images_of(ecology, name, progress=reporter.images)
+
+        join(ecology, list(sample.SAMPLES), images, config, reporter=reporter)
 
 
 def _switch(screen: Screen, ecology: Ecology) -> list[dict[str, Any]]:

@@ -17,6 +17,8 @@ from .options import Common, Name, domain_names
 from .screen import size, table
 from .summary import summary
 
+LISTED = ("method", "classes", "accuracy", "parameters", "total", "bytes", "basis")
+
 
 def list_(*, common: Common) -> None:
     """List the domains: method, classes, accuracy, size.
@@ -25,16 +27,7 @@ def list_(*, common: Common) -> None:
     """
     ecology, backbone = common.ecology, common.ecology.backbone
     value: list[dict[str, Any]] = [
-        {
-            "domain": name,
-            "method": entry.method,
-            "classes": entry.classes,
-            "accuracy": entry.accuracy,
-            "parameters": entry.parameters,
-            "total": entry.total,
-            "bytes": entry.bytes,
-            "basis": entry.basis,
-        }
+        {"domain": name, **{key: getattr(entry, key) for key in LISTED}}
         for name, entry in ecology.domains.items()
     ]
     rows = [

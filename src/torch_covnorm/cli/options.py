@@ -64,7 +64,7 @@ def check_device(device: str) -> str:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise CovNormError(f"--device {device}: {reason}. Choose cpu, cuda or mps.") from None
+        raise CovNormError(f"--device {device}: {reason}. Choose cpu or another device.") from None
     return device
 
 

@@ -1,6 +1,6 @@
-"""Geometric approximations of A, which the paper compares with: truncated SVD, alone and joint.
+"""Geometric approximations of A that the paper compares with: the SVD, alone and joint.
 
-They look at the matrix A alone, where CovNorm looks at the data that it meets.
+They see only the matrix A, whereas CovNorm sees the data that A meets.
 """
 
 from __future__ import annotations
@@ -11,23 +11,28 @@ import torch
 from torch import Tensor
 
 from ..adapters import FullMap, LinearMap, LowRankMap
-from ..errors import CovNormError
+from ..errors import CovNormError, at_site
 from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
+from ..stats.decomposition import decompose
 from ..stats.ranks import rank_of
 
 
 def svd(A: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """``A ≈ (U√S)(√S Vᵀ)`` at rank r: C (d_out, r) and W (r, d_in), in float64."""
-    U, S, V = torch.linalg.svd(A.double(), full_matrices=False)
-    root = S[:r].sqrt()
-    return U[:, :r] * root, root[:, None] * V[:r]
+    """Return C (d_out, r) and W (r, d_in) of ``A ≈ (U√S)(√S Vᵀ)`` at rank r, in float64.
+
+    This is `decompose` for white inputs in the metric I, with C and W balanced.
+    """
+    part = decompose(A, G=torch.eye(len(A)))
+    r = min(r, len(part.worth))
+    factors, root = part.cut(r, r), part.worth[:r].pow(0.25)
+    return factors.C / root.clamp(min=torch.finfo(root.dtype).tiny), root[:, None] * factors.W
 
 
 def joint_svd(matrices: Sequence[Tensor], r: int) -> tuple[list[Tensor], Tensor]:
-    """The A_i (d_out, d_in) stacked, then `svd`: a C_i (d_out, r) each, and one W (r, d_in).
+    """Stack the A_i (d_out, d_in), then `svd`: return one C_i (d_out, r) each and one W (r, d_in).
 
-    Rebuffi 2018: W is shared and frozen, C_i is the domain's own.
+    Rebuffi 2018: W is shared and frozen, C_i belongs to the domain.
     """
     C, W = svd(torch.cat(list(matrices)), r)
     return list(C.split([len(A) for A in matrices])), W
@@ -36,13 +41,14 @@ def joint_svd(matrices: Sequence[Tensor], r: int) -> tuple[list[Tensor], Tensor]
 @torch.inference_mode(False)
 @torch.no_grad()
 def svd_(net: MultiDomainNetwork, name: str, rank: int | float = 0.25) -> dict[str, int]:
-    """Replace each A of a domain by its truncated SVD: 2 r d parameters a site; returns the ranks.
+    """Replace each A of a domain by its truncated SVD, 2 r d parameters per site; return the ranks.
 
     `rank` is a number of directions, or a share of d: r = d/2^i in the paper, one i for the net.
     """
     new: dict[str, LinearMap] = {}
     for site, A in full_maps(net.domain(name)).items():
-        C, W = svd(A.matrix().cpu(), rank_of(rank, *A.matrix().shape))
+        with at_site(site):
+            C, W = svd(A.matrix(), rank_of(rank, *A.matrix().shape))
         new[site] = LowRankMap.of(A.spatial, C.to(A.bias), W.to(A.bias), A.bias)
     adapters = net.domain(name).adapters
     for site, map_ in new.items():
@@ -51,15 +57,15 @@ def svd_(net: MultiDomainNetwork, name: str, rank: int | float = 0.25) -> dict[s
 
 
 def full_maps(domain: Domain) -> dict[str, FullMap]:
-    """{site: A} of a domain whose every A is a trained full matrix."""
+    """Return {site: A} of a domain whose every A is a trained full matrix."""
     maps = {site: A for site, A in domain.maps.items() if isinstance(A, FullMap)}
     other = [site for site in domain.maps if site not in maps]
     if other or not maps:
-        what = f"site {other[0]!r} has been compressed already" if other else "it has no matrix A"
+        what = f"site {other[0]!r} is already compressed" if other else "it has no matrix A"
         raise CovNormError(
-            f"domain {domain.name!r}: {what}; start from one trained with method='ra'"
+            f"domain {domain.name!r}: {what}. Start from a domain trained with method='ra'."
         )
     for site, A in maps.items():
         if not A.A.isfinite().all():
-            raise CovNormError(f"site {site!r}: A holds NaN or Inf: train the domain anew")
+            raise CovNormError(f"site {site!r}: A contains NaN or Inf: retrain the domain")
     return maps

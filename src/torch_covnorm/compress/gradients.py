@@ -1,8 +1,8 @@
-"""How much the loss feels each direction of an adapter's output: E[g gᵀ] at every site.
+"""Measure how sensitive the loss is to each direction of A's output: G = E[g gᵀ] at every site.
 
-g is the gradient of the log-likelihood at A's output y; with labels that the model itself draws,
-E[g gᵀ] is the Fisher information. It is the metric in which `normalize_(metric="loss")` compares
-what a direction is worth, within a site and across sites.
+g is the gradient of the log-likelihood at A's output y. With labels drawn from the model itself,
+E[g gᵀ] is the Fisher information. `normalize_(metric="loss")` compares directions in this metric,
+within a site and across sites.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..adapters import LinearMap
-from ..errors import CovNormError, choices
+from ..errors import CovNormError, at_site, choices
 from ..network.network import MultiDomainNetwork
 from ..network.routing import eval_mode, stepwise
 from ..stats.moments import Moments
 from ..training.batches import images_of, labels_of
+from .collect import maps_of
 
 Metric = Literal["variance", "loss"]
 Labels = Literal["model", "given"]
@@ -30,10 +31,10 @@ PARTS = 4
 
 
 class GradientMoments:
-    """Streaming E[g gᵀ] of gradients g (rows, d): mergeable and exact, as `Moments` are.
+    """Streaming E[g gᵀ] of gradients g (rows, d): mergeable and exact, like `Moments`.
 
-    The images are dealt to a few parts in turn, whose spread gives the standard error of whatever
-    is computed from the whole.
+    Images go to four parts in turn. The spread of the parts gives the standard error of whatever is
+    computed from the whole.
     """
 
     def __init__(self, d: int, device: torch.device | str | None = None) -> None:
@@ -41,18 +42,18 @@ class GradientMoments:
 
     @property
     def d(self) -> int:
-        """How many channels."""
+        """Number of channels."""
         return self.parts[0].d
 
     @property
     def images(self) -> int:
-        """How many images were seen."""
+        """Number of images."""
         return sum(part.images for part in self.parts)
 
     def update(self, g: Tensor, spatial: bool = True) -> None:
-        """Take in a batch: (n, d, h, w), or (n, …, d) where not `spatial`; for each of the n images
-        the gradient of its own log-likelihood."""
-        start = self.images  # so that any batches deal the images alike
+        """Add a batch (n, d, h, w), or (n, …, d) if not `spatial`: for each of the n images, the
+        gradient of its own log-likelihood."""
+        start = self.images  # any split into batches deals the images to the same parts
         for i, part in enumerate(self.parts):
             share = g[(i - start) % PARTS :: PARTS]
             if len(share):
@@ -60,50 +61,56 @@ class GradientMoments:
                 part.update(rows, images=len(share))
 
     def second(self, part: int | None = None) -> Tensor:
-        """G = Σ g gᵀ / images (d, d): summed over the positions of an image, a mean over images.
+        """Return G = Σ g gᵀ / images (d, d): a sum over positions and a mean over images.
 
-        ``½ tr(G Cov(δ))`` is then the loss, per image, of an error δ of y, so that sites of
-        different resolution compare. `part`: of one part alone.
+        ``½ tr(G Cov(δ))`` is then the loss per image of an error δ of y, so sites of different
+        resolution are comparable. `part` selects one of the parts.
         """
         whole = self.parts[0] if part is None else self.parts[part]
         for other in self.parts[1:] if part is None else ():
             whole = whole.merge(other)
         if whole.images == 0:
-            raise CovNormError("no gradients were collected: give images")
+            raise CovNormError("no gradients were collected: the loader yielded no images")
         return (whole.scatter + whole.n * torch.outer(whole.mean, whole.mean)) / whole.images
 
     def merge(self, other: GradientMoments) -> GradientMoments:
-        """Those of both: a new one."""
+        """Return the moments of both sets of images; neither argument changes."""
         new = GradientMoments(self.d)
         new.parts = [a.merge(b) for a, b in zip(self.parts, other.parts, strict=True)]
         return new
 
     def all_reduce_(self, group: dist.ProcessGroup | None = None) -> None:
-        """Those of all processes, in each."""
+        """Merge in place over the processes of a group."""
         for part in self.parts:
             part.all_reduce_(group)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Tensors by name, ready for safetensors."""
+        """Return tensors by name, ready for safetensors."""
         parts = enumerate(self.parts)
         return {f"{i}/{k}": v for i, part in parts for k, v in part.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state_dict` gave."""
+        """Load what `state_dict` returned."""
         for i, part in enumerate(self.parts):
-            own = part.state_dict()
-            part.load_state_dict({k: state[f"{i}/{k}"] for k in own})
+            part.load_state_dict({k: state[f"{i}/{k}"] for k in part.state_dict()})
+
+    @classmethod
+    def from_state(cls, state: dict[str, Tensor]) -> GradientMoments:
+        """Return the moments whose `state_dict` this is."""
+        moments = cls(len(state["0/mean"]))
+        moments.load_state_dict(state)
+        return moments
 
 
 def gradients_at(
     site: str, A: LinearMap, gradients: Mapping[str, GradientMoments] | None
 ) -> Tensor:
-    """G (d_out, d_out) of a site, for its A."""
+    """Return G (d_out, d_out) of a site; an error if it is missing or does not fit A."""
     found = (gradients or {}).get(site)
     if found is None or found.d != len(A.bias):
         raise CovNormError(
-            f"site {site!r}: metric='loss' needs gradients of {len(A.bias)} channels: "
-            "cn.collect_gradients them"
+            f"site {site!r}: metric='loss' needs gradients of {len(A.bias)} channels: use "
+            "cn.collect_gradients"
         )
     return found.second().cpu()
 
@@ -114,10 +121,10 @@ def predicted_loss(
     moments: Mapping[str, Moments],
     gradients: Mapping[str, GradientMoments],
 ) -> dict[str, float | None]:
-    """``{"loss", "error"}``: what replacing the A's of all sites costs an image, to second order.
+    """Predict the loss per image of replacing every A by B, to second order: {"loss", "error"}.
 
-    ``½ Σ tr(G (A - B) Sigma (A - B)^T)`` over the sites, and its standard error by the spread of
-    the gradients' parts. Sites count as independent of each other.
+    The loss is ``½ Σ tr(G (A - B) Sigma (A - B)^T)`` over the sites, which are treated as
+    independent. The error is its standard error, from the spread of the gradients' parts.
     """
     changes = {s: (before[s] - after[s]).cpu().double() for s in before}
     errors = {s: D @ moments[s].covariance.cpu() @ D.T for s, D in changes.items()}
@@ -141,20 +148,19 @@ def collect_gradients(
     labels: Labels = "model",
     seed: int = 0,
 ) -> dict[str, GradientMoments]:
-    """{site: E[g gᵀ] at A's output y}, in eval mode; nothing of the network changes.
+    """Return {site: E[g gᵀ] at A's output y}, in eval mode; the network does not change.
 
     Args:
-        loader: yields (images, labels) or, where the model draws the labels, images.
-        images: so many at most, evenly over a loader that has a length, else the first; None: all.
-        labels: "model" draws them from the network's own answer (the Fisher), "given" takes the
-            loader's (the empirical Fisher).
+        loader: yields (images, labels), or only images if the model draws the labels.
+        images: use at most this many, spread evenly over a loader that has a length, otherwise the
+            first ones; None uses all.
+        labels: "model" draws them from the network's predictions (the Fisher information), "given"
+            takes the loader's (the empirical Fisher).
     """
     if labels not in get_args(Labels):
         raise CovNormError(f"labels={labels!r}: {choices(labels, get_args(Labels))}")
     domain, device = net.domain(name), next(net.backbone.parameters()).device
-    maps = domain.maps
-    if not maps:
-        raise CovNormError(f"domain {name!r} has no matrix A to collect for: adapter='residual'")
+    maps = maps_of(net, name)
     found = {site: GradientMoments(len(A.bias), device) for site, A in maps.items()}
     draw, thread = torch.Generator().manual_seed(seed), threading.get_ident()
     calls: list[tuple[str, Tensor]] = []  # a site may run more than once
@@ -162,9 +168,9 @@ def collect_gradients(
     def keep(site: str) -> Any:
         def hook(_: nn.Module, __: Any, y: Tensor) -> Tensor | None:
             if threading.get_ident() != thread:
-                return None  # another thread's call is not ours
+                return None
             calls.append((site, y if y.requires_grad else y.requires_grad_()))
-            return y.clone()  # what comes behind may work in place
+            return y.clone()  # the layers that follow may work in place
 
         return hook
 
@@ -186,26 +192,24 @@ def collect_gradients(
                     by_site.setdefault(site, []).append(g)
                 calls.clear()
                 for site, gradients in by_site.items():
-                    try:
+                    with at_site(site):
                         rows = _by_image(gradients, maps[site].spatial, len(x))
                         found[site].update(rows, spatial=False)
-                    except CovNormError as error:
-                        raise CovNormError(f"site {site!r}: {error}") from None
                 seen += len(x)
     finally:
         for hook in hooks:
             hook.remove()
     if seen == 0:
-        raise CovNormError(f"domain {name!r}: the loader gave no images")
+        raise CovNormError(f"domain {name!r}: the loader yielded no images")
     return found
 
 
 def _spread(
     loader: Iterable[Any], images: int | None, labels: Labels
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """(images, labels where they are given), `images` of them at most, from all of the loader.
+    """Yield (images, labels or None), at most `images` of them, spread over the whole loader.
 
-    Its images may be sorted by class: the first ones alone would be of the first classes.
+    The loader may be sorted by class, and the first images would then show only the first classes.
     """
     total, passed, left = 1, 0, images
     for batch in loader:
@@ -213,7 +217,7 @@ def _spread(
         if labels == "given":
             if not isinstance(batch, tuple | list) or len(batch) < 2:
                 raise CovNormError(
-                    "labels='given': the loader yields images alone: let it yield (images, labels)"
+                    "labels='given' needs a loader of (images, labels), but it yields only images"
                 )
             y = torch.as_tensor(batch[1])
         if images is not None and left is not None:
@@ -230,24 +234,28 @@ def _spread(
 
 
 def _scores(logits: Any, name: str) -> Tensor:
-    """The answer of a network, if it is one that a label can be drawn from."""
+    """Check that the network's output is one score per class, and finite."""
     if not isinstance(logits, Tensor) or logits.ndim != 2:
         shape = tuple(getattr(logits, "shape", ()))
         raise CovNormError(
-            f"domain {name!r}: the network answers {shape}, and not a score a class, (images, "
-            "classes): metric='loss' is for classification"
+            f"domain {name!r}: the network returns shape {shape}, not one score per class (images, "
+            "classes). metric='loss' is for classification."
         )
     if not logits.isfinite().all():
-        raise CovNormError(f"domain {name!r}: the network answers NaN or Inf: look at the images")
+        raise CovNormError(
+            f"domain {name!r}: the network returns NaN or Inf. Check the input images."
+        )
     return logits
 
 
 def _by_image(calls: Sequence[Tensor], spatial: bool, images: int) -> Tensor:
-    """(images, rows, d): all rows of an image, of every call and every window of it."""
+    """Return (images, rows, d): all rows of each image, over every call and every window."""
     rows = []
     for g in calls:
         if len(g) % images:
-            raise CovNormError(f"{len(g)} gradients for {images} images: whose they are is unknown")
+            raise CovNormError(
+                f"{len(g)} gradients for {images} images cannot be assigned to images"
+            )
         last = g.movedim(1, -1) if spatial and g.ndim == 4 else g
         rows.append(last.reshape(images, -1, last.shape[-1]))
     return torch.cat(rows, 1)

@@ -1,4 +1,4 @@
-"""What a domain costs in each precision: its bytes, and the accuracy that rounding takes."""
+"""Store a domain in float32, float16 or int8: what its file takes, and what rounding costs."""
 
 from __future__ import annotations
 
@@ -18,28 +18,33 @@ from ..records import sealed
 from ..training.evaluation import evaluate
 from .covnorm import absorb_
 
-# By name, the finest first.
+# From the most to the least precise.
 PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "int8": torch.int8}
-SMALLEST = "smallest"  # whichever of them makes the smallest file within a drop of accuracy
+SMALLEST = "smallest"  # whichever gives the smallest file within max_drop
 
 
 def round_(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> None:
-    """Make a domain what its file will have: what is measured is what is served."""
+    """Round a domain to what its file will hold, so that what is measured is what is served."""
     domain = net.domain(name)
     record, tensors = files.packed(net, domain, dtype)
-    here, own = Path(f"domain {name!r}"), copy.deepcopy(domain.own)
-    net.domains[name] = files.unpacked(net, record, tensors, name, own, here, here)
+    here = Path(f"domain {name!r}")
+    net.domains[name] = files.unpacked(
+        net, record, tensors, name, copy.deepcopy(domain.own), here, here
+    )
 
 
 def stored_bytes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> int:
-    """Bytes of a domain's tensors and record, as the store writes them."""
+    """Return the bytes of a domain's tensors and record, as the store writes them."""
     record, tensors = files.packed(net, net.domain(name), dtype)
     return len(safetensors.torch.save(tensors)) + len(sealed(files.FORMAT, record))
 
 
 @contextlib.contextmanager
 def as_stored(net: MultiDomainNetwork, name: str, precision: str | None) -> Iterator[None]:
-    """Inside, the domain is what its file will hold: M absorbed, numbers rounded (None: not)."""
+    """Make the domain, inside, what its file will hold: M absorbed, numbers rounded.
+
+    `precision` None rounds nothing.
+    """
     kept = net.domain(name)
     try:
         if any(isinstance(A, CovNormMap) for A in kept.maps.values()):
@@ -55,9 +60,9 @@ def as_stored(net: MultiDomainNetwork, name: str, precision: str | None) -> Iter
 def storage_of(
     net: MultiDomainNetwork, name: str, val: Iterable[Any] | None
 ) -> dict[str, dict[str, Any]]:
-    """{precision: {"bytes", "accuracy"}}: what a domain as it is would cost in each.
+    """Return {precision: {"bytes", "accuracy"}}: the file and validation accuracy in each.
 
-    The accuracy is of the validation data, in percent; None without them.
+    The accuracy is in percent; None without validation data.
     """
     found = {}
     for precision, dtype in PRECISIONS.items():

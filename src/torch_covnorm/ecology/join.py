@@ -1,10 +1,11 @@
-"""`join`: domains of the store come to share one C and W; each keeps an M of its own."""
+"""`join`: let domains of the store share one C and W; each keeps its own M."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,15 +15,17 @@ from ..compress.precision import PRECISIONS, round_, storage_of
 from ..data.decode import Decoded
 from ..data.loader import Batches
 from ..errors import CovNormError
-from ..methods.adapt import Adapted, adapt
+from ..methods.adapt import adapt
+from ..methods.result import Adapted
 from ..network.domain import check_name
 from ..network.network import MultiDomainNetwork
 from ..training.progress import Reporter
 from ..training.seeds import random_numbers_kept
 from . import measure
-from .add import FULL, How, event
+from .add import FULL, event
+from .config import AddConfig, add_config
 from .manifest import Entry
-from .prediction import preprocessing, probabilities
+from .prediction import preprocessing
 from .store import Details, Ecology
 from .work import unfinished, workplace
 
@@ -33,30 +36,30 @@ def join(
     ecology: Ecology,
     names: Sequence[str],
     data: Callable[[str], Decoded],
-    how: How | None = None,
+    config: AddConfig | None = None,
     *,
     fresh: bool = False,
     backbone: nn.Module | None = None,
     device: str | torch.device = "cpu",
     reporter: Reporter | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Join domains in one basis, tune each M on its own images, and keep them: {name: details}.
+    """Join domains in one basis, tune each M on its own images and store them: {name: details}.
 
-    Domains come with the full A's that the store keeps. Where the basis exists already, they join
-    it; should it have to grow, the M's of its domains are tuned anew too, on their images. With
-    nothing new, all of its domains are. All is stored in one step.
+    Domains join with the full A's that the store keeps. If the basis already exists, they join it;
+    if it then has to grow, the M's of its other domains are tuned again on their images. Without
+    new domains, all domains of the basis are tuned again. Everything is stored in one step.
 
     Args:
-        names: domains with trained A's; none: every one that has them and is in no basis.
-        data: the decoded images of a domain by its name.
-        how: "variance", "basis" and other options of `METHODS["covnorm-joint"]`, and training.
+        names: domains with trained A's; empty: all that have them and are in no basis.
+        data: returns the decoded images of a domain, by its name.
+        config: from `add_config("covnorm-joint", …)`.
     """
-    how, reporter = how or How(METHOD), reporter or Reporter()
-    basis = check_name(how.options.get("basis", "joint"))
+    config, reporter = config or add_config(METHOD), reporter or Reporter()
+    basis = check_name(config.run.options["basis"])
     entries = ecology.domains
     old = [n for n, entry in entries.items() if entry.basis == basis]
     new = _chosen(ecology, entries, names, old)
-    busy = f"{ecology.folder}: basis {basis!r} is being joined by another process: wait for it"
+    busy = f"{ecology.folder}: another process is joining basis {basis!r}: wait until it is done"
     place = ecology.folder / "work" / "bases" / basis
     with workplace(place, busy, fresh) as work, random_numbers_kept():
         net = ecology.network(backbone).to(device)
@@ -68,21 +71,21 @@ def join(
         before = {name: entries[name] for name in [*old, *new]}
         parts: dict[str, Decoded] = {}
         done: dict[str, Adapted] = {}
-        for some in (new, old):  # the old ones, and their images, only if the basis has grown
+        for some in (new, old):  # the old ones only if the basis has grown
             some = some if some is new or not new else _to_tune(done, old)
             if some:
                 reporter.stage("decode", f"the images of {', '.join(some)}")
                 parts |= {name: data(name) for name in some}
                 made_from = {name: [parts[name].digest, before[name].blobs] for name in some}
                 part = work / ("new" if some is new else "old")
-                unfinished(part, {**how.record(), "made from": made_from})
-                done |= _adapted(net, {n: parts[n] for n in some}, how, part, reporter)
-        details, dtype = {}, PRECISIONS[how.dtype]
+                unfinished(part, {**config.record(), "made from": made_from})
+                done |= _adapted(net, {n: parts[n] for n in some}, config, part, reporter)
+        details, dtype = {}, PRECISIONS[config.dtype]
         for name, found in done.items():
-            storage = storage_of(net, name, _batches(net, name, parts[name], "val"))
+            found.dtype = config.dtype
+            found.storage = storage_of(net, name, _batches(net, name, parts[name], "val"))
             round_(net, name, dtype)
-            kept = _details(ecology, net, name, parts[name], found, how, reporter)
-            kept.facts["results"]["storage"] = storage
+            kept = _details(ecology, net, name, parts[name], found, config, reporter)
             details[name] = replace(kept, trained=whole.get(name))
         ecology.put(net, details, dtype, replace=True, before=before)
     return {name: kept.facts for name, kept in details.items()}
@@ -91,18 +94,18 @@ def join(
 def _chosen(
     ecology: Ecology, entries: Mapping[str, Entry], names: Sequence[str], old: Sequence[str]
 ) -> list[str]:
-    """The domains that are to come into the basis; with no names, all that are in none."""
+    """The domains that join the basis; without names, all that are in none."""
     able = [n for n, e in entries.items() if e.method in FULL or "trained.record" in e.blobs]
     free = [n for n in able if entries[n].basis is None]
     new = [n for n in dict.fromkeys(names or free) if n not in old]
     if lost := [n for n in new if n not in able]:
         method = ecology.entry(lost[0]).method
         raise CovNormError(
-            f"domain {lost[0]!r} was made by {method!r} and has no trained A to join: add it by "
-            "'covnorm' or 'ra'"
+            f"domain {lost[0]!r} was made by {method!r} and has no trained A to join: add it with "
+            "method 'covnorm' or 'ra'"
         )
     if len(new) + len(old) < 2:
-        raise CovNormError(f"{ecology.folder}: two domains with trained A's can join, not fewer")
+        raise CovNormError(f"{ecology.folder}: joining needs at least two domains with trained A's")
     return new
 
 
@@ -112,7 +115,11 @@ def _to_tune(done: Mapping[str, Adapted], old: Sequence[str]) -> list[str]:
 
 
 def _adapted(
-    net: MultiDomainNetwork, parts: Mapping[str, Decoded], how: How, work: Any, reporter: Reporter
+    net: MultiDomainNetwork,
+    parts: Mapping[str, Decoded],
+    config: AddConfig,
+    work: Path,
+    reporter: Reporter,
 ) -> dict[str, Adapted]:
     def batches(split: str, size: int = 64, shuffle: bool = False) -> dict[str, Batches | None]:
         return {n: _batches(net, n, part, split, size, shuffle) for n, part in parts.items()}
@@ -121,16 +128,14 @@ def _adapted(
     done: dict[str, Adapted] = adapt(
         net,
         list(parts),
-        batches("train", how.batch, shuffle=True),
+        batches("train", config.batch, shuffle=True),
         batches("val"),
-        METHOD,
+        config.run,
         statistics=batches("train"),
         test=held_out,
-        augment=how.augment,
+        augment=config.augment,
         progress=reporter.training,
         snapshot=work / "domains",
-        seed=how.seed,
-        **how.options,
     )
     return done
 
@@ -153,32 +158,26 @@ def _details(
     name: str,
     data: Decoded,
     found: Adapted,
-    how: How,
+    config: AddConfig,
     reporter: Reporter,
 ) -> Details:
-    """The domain's facts with its new results; what else is kept of it stays."""
+    """The domain's facts with its new results; everything else stored with it stays."""
     facts = ecology.details(name)
     split = measure.held_out(data)
     part = data.splits[split]
-    reporter.stage("measure", f"{name} as it is stored, on {len(part.y):,} images: {split}")
-    answers = probabilities(net, name, part.x)
-    said, pictures = measure.examples(part.x, part.y, answers, data.classes)
-    right = measure.percent(answers.argmax(1) == part.y)
-    stages = {"compressed": found.tested.get("normalize"), "final": right}
-    facts["results"] |= {
-        "accuracy": {**facts["results"]["accuracy"], **stages},
+    reporter.stage("measure", f"{name} as stored, on {len(part.y):,} {split} images")
+    measured, pictures, final = measure.predictions(net, name, part, data.classes)
+    results = facts["results"]
+    stages = {"compressed": found.tested.get("normalize"), "final": final}
+    seconds = {**results["seconds"], **found.seconds}
+    results |= {
+        "accuracy": {**results["accuracy"], **stages},
         "on": split,
-        "validation": found.accuracy,
-        "declined": found.declined,
-        "predicted": found.predicted,
-        "whole": False,
-        "ranks": {site: list(pair) for site, pair in found.ranks.items()},
-        "seconds": {**facts["results"]["seconds"], **found.seconds},
-        "confusion": measure.confusion(part.y, answers.argmax(1), len(data.classes)),
-        "examples": said,
-        "dtype": how.dtype,
-        **measure.sizes(net, name, PRECISIONS[how.dtype]),
+        **{k: v for k, v in found.record().items() if k != "forgetting"},
+        **measured,
+        "seconds": seconds,
+        **measure.sizes(net, name, PRECISIONS[config.dtype]),
     }
-    facts |= {"method": METHOD, "settings": how.record()}
+    facts |= {"method": METHOD, "settings": config.record()}
     facts["history"] = [*facts["history"], event("join", METHOD, facts["results"])]
     return Details(facts, examples=pictures, keep=True)

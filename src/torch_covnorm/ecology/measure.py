@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ..compress.precision import stored_bytes
-from ..data.decode import Decoded
+from ..data.decode import Decoded, Images
 from ..network.accounting import account
-from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
-from ..stats.moments import Moments
+from ..stats.decomposition import Decomposition
+from .prediction import probabilities
 
 LARGEST_CONFUSION = 100  # classes; a larger table is no longer read by anybody
 EXAMPLES = 12
@@ -66,17 +66,27 @@ def examples(
     return said, files
 
 
-def spectra(domain: Domain, moments: Mapping[str, Moments]) -> dict[str, dict[str, list[float]]]:
-    """Eigenvalues of A's input x and output y, and singular values of A itself, by site."""
-    found = {}
-    for site, A in domain.maps.items():
-        if site not in moments:
-            continue
-        x, matrix = moments[site], A.matrix().detach().cpu().double()
-        y = x.transform(matrix, A.offset.detach().cpu().double())
-        values = {"x": x.pca()[0], "y": y.pca()[0], "A": torch.linalg.svdvals(matrix)}
-        found[site] = {k: [float(f"{v:.5g}") for v in t.tolist()] for k, t in values.items()}
-    return found
+def predictions(
+    net: MultiDomainNetwork, name: str, part: Images, classes: Sequence[str]
+) -> tuple[dict[str, Any], dict[str, bytes], float]:
+    """Measure a domain on labelled images.
+
+    Returns "confusion" and "examples" for its results, the examples' images {key: PNG}, and the
+    accuracy in percent.
+    """
+    found = probabilities(net, name, part.x)
+    answers = found.argmax(1)
+    said, images = examples(part.x, part.y, found, classes)
+    table = confusion(part.y, answers, len(classes))
+    return {"confusion": table, "examples": said}, images, percent(answers == part.y)
+
+
+def spectra(parts: Mapping[str, Decomposition]) -> dict[str, dict[str, list[float]]]:
+    """Return, by site, eigenvalues of A's input x and output y and singular values of A."""
+    return {
+        site: {k: [float(f"{v:.5g}") for v in t.tolist()] for k, t in part.spectra.items()}
+        for site, part in parts.items()
+    }
 
 
 def sizes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""One domain on its way through a method: what the recipes of `methods` are made of.
+"""One domain on its way through a method: the steps that the recipes are made of.
 
-A run seeds the random numbers stage by stage; `adapt` keeps the caller's.
+A run seeds the random numbers stage by stage; `adapt` restores the caller's.
 """
 
 from __future__ import annotations
@@ -8,23 +8,24 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..adapters import ConvAdapter, FullMap
-from ..compress.covnorm import collect
+from ..compress.collect import collect
+from ..compress.covnorm import decompose_sites
 from ..compress.geometric import full_maps
 from ..compress.gradients import GradientMoments, collect_gradients
-from ..compress.joint import Joined
 from ..compress.precision import PRECISIONS, as_stored, round_, storage_of
 from ..errors import CovNormError
 from ..network.domain import Domain, class_names
 from ..network.network import MultiDomainNetwork
+from ..stats.decomposition import Decomposition
 from ..stats.moments import Moments
 from ..training.batches import images_of
 from ..training.evaluation import evaluate
@@ -33,20 +34,26 @@ from ..training.loop import Penalty
 from ..training.progress import Progress, Report, Watched
 from ..training.schedules import Training
 from ..training.seeds import seed_all, seed_loader
-from ..training.snapshot import Snapshot, load_moments, restore_, save_moments, tensors_of
+from ..training.snapshot import Snapshot, restore_, tensors_of
+from .config import Config
+from .result import Adapted
+
+Statistics = TypeVar("Statistics", Moments, GradientMoments)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Run:
-    """A domain, its data and its settings; `stages` and `seconds` fill as the recipe goes."""
+    """A domain, its data and its configuration; `result` is filled while the recipe runs.
+
+    The data, `classes`, `start`, `augment`, `progress`, `snapshot` and `every` are as for `adapt`.
+    floor: the validation accuracy that `max_drop` promises; tuning must not fall below it.
+    """
 
     net: MultiDomainNetwork
     name: str
     train: Iterable[Any]
-    val: Iterable[Any] | None
-    options: dict[str, Any]
-    training: Training
-    tuning: Training
+    val: Iterable[Any] | None = None
+    config: Config
     classes: Sequence[str] | int | None = None
     start: str | None = None
     statistics: Iterable[Any] | None = None
@@ -55,49 +62,49 @@ class Run:
     progress: bool | Report | None = None
     snapshot: Path | None = None
     every: float = 20.0
-    stages: dict[str, float | None] = field(default_factory=dict)
-    tested: dict[str, float | None] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    ranks: dict[str, Any] = field(default_factory=dict)
-    moments: dict[str, Moments] | None = None
-    forgetting: dict[str, float] | None = None
-    joined: Joined | None = None
-    predicted: dict[str, float | None] | None = None
-    declined: bool = False
-    floor: float = -math.inf  # of the validation accuracy: `max_drop` promises it
-    dtype: str | None = None
-    storage: dict[str, dict[str, Any]] | None = None
+    floor: float = -math.inf
+    result: Adapted = field(init=False)
+    gradients: dict[str, GradientMoments] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.result = Adapted(domain=self.name, method=self.config.method)
 
     @property
     def domain(self) -> Domain:
-        """The domain, once it is there."""
+        """The domain, once it has been added."""
         return self.net.domain(self.name)
 
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the method."""
+        return self.config.options
+
+    # ── adding and training ──────────────────────────────────────────────────────────────────
+
     def add(self, adapter: str, rank: int | float | None = None) -> None:
-        """The domain with untrained adapters of this kind; one that exists must have them."""
+        """Add the domain with untrained adapters of this kind; an existing one must have them."""
         if self.name in self.net.domains:
             self._check_kind(adapter, rank)
             self._check_classes()
             return
         classes = self.classes
         if classes is None:
-            classes = max(
-                count_classes(loader) for loader in (self.train, self.val) if loader is not None
-            )
-        seed_all(self.training.seed, "add")
+            loaders = (self.train, self.val)
+            classes = max(count_classes(loader) for loader in loaders if loader is not None)
+        seed_all(self.config.training.seed, "add")
         self.net.add_domain(self.name, classes, adapter, rank)
 
     def add_trained(self) -> None:
-        """The domain with a trained full A at every site: `start`'s, its own, or trained now."""
+        """Add the domain with a trained full A at every site: `start`'s, its own, or a new one."""
         if self.start is not None:
             if self.name in self.net.domains:
-                raise CovNormError(f"domain {self.name!r} exists already: leave out start=")
+                raise CovNormError(f"domain {self.name!r} already exists: leave out start=")
             full_maps(self.net.domain(self.start))
             self.net.copy_domain(self.start, self.name)
             self._check_classes()
         elif self._must_train():
             self.add(self._kind())
-            self.fit("train", self.training)
+            self.fit("train", self.config.training)
         full_maps(self.domain)
         if self.start is not None:
             self.note("train")
@@ -109,7 +116,7 @@ class Run:
         parameters: Sequence[nn.Parameter] | None = None,
         penalty: Penalty | None = None,
     ) -> None:
-        """Train what trains; a stage of its own in the snapshot."""
+        """Train what trains, as one stage of the snapshot."""
         done = fit(
             self.net,
             self.name,
@@ -124,132 +131,168 @@ class Run:
             snapshot=None if self.snapshot is None else self.snapshot / stage,
             every=self.every,
         )
-        self.seconds[stage] = done.seconds
-        self.stages[stage] = done.accuracy
+        self.result.seconds[stage] = done.seconds
+        self.result.stages[stage] = done.accuracy
         self._test(stage)
 
     def tune(self) -> None:
-        """The stage behind the compression, which may decline."""
+        """Train after the compression; keep the result unless it validates worse."""
         with self.may_decline():
-            self.fit("tune", self.tuning)
+            self.fit("tune", self.config.tuning)
 
     @contextlib.contextmanager
     def may_decline(self) -> Iterator[None]:
-        """What is trained inside stays, unless it validates clearly worse than what was there.
+        """Keep what is trained inside, unless it validates clearly worse than before.
 
-        Clearly: by more than one standard error of the validation accuracy, since training has seen
-        more images than those; or below `floor`, what `max_drop` promises. Both are measured as
-        their files would have them, in the run's `dtype`.
+        Clearly means by more than one standard error of the validation accuracy, because training
+        has seen other images than these, or below `floor`. Both are measured as their files would
+        hold them, in the run's precision.
         """
         if self.val is None:
             yield
             return
         before = {k: t.clone() for k, t in tensors_of(self.domain).items()}
-        was, error = self._validated()
+        was, error = self._validated(self.val)
         yield
-        now, _ = self._validated()
+        now, _ = self._validated(self.val)
         if not (now >= was or now >= max(was - error, self.floor)):
             restore_(self.domain, before)
-            self.declined = True
+            self.result.declined = True
 
-    def _validated(self) -> tuple[float, float]:
-        """Accuracy and its standard error; less loss, and none, where the labels have no accuracy.
+    def _validated(self, val: Iterable[Any]) -> tuple[float, float]:
+        """Accuracy and its standard error; minus the loss and 0 if the labels have no accuracy.
 
-        Of what no file could hold it is −∞.
+        −∞ if the domain holds numbers that no file could hold.
         """
-        assert self.val is not None
         floats = (t for t in tensors_of(self.domain).values() if t.is_floating_point())
         if not all(t.isfinite().all() for t in floats):
             return -math.inf, 0.0
-        with as_stored(self.net, self.name, self.dtype):
-            found = evaluate(self.net, self.name, self.val)
+        with as_stored(self.net, self.name, self.result.dtype):
+            found = evaluate(self.net, self.name, val)
         if found.accuracy is None:
             return -found.loss, 0.0
         share = found.accuracy / 100
         return found.accuracy, 100 * math.sqrt(share * (1 - share) / found.n)
 
-    def round(self) -> None:
-        """Keep what each precision would cost; then be what the file in `dtype` will hold."""
-        if self.dtype is not None:
-            self.storage = storage_of(self.net, self.name, self.val)
-            round_(self.net, self.name, PRECISIONS[self.dtype])
+    # ── statistics ───────────────────────────────────────────────────────────────────────────
+
+    def decompose(self) -> dict[str, Decomposition]:
+        """Collect what the method needs and decompose each A, once."""
+        moments = self.collect()
+        gradients = None
+        if self.config.in_loss:
+            gradients = self.gradients = self.collect_gradients()
+        with self.timed("normalize"):
+            self.result.parts = decompose_sites(
+                self.net, self.name, moments, gradients, self.config.preset.scaled
+            )
+        return self.result.parts
 
     def collect(self) -> dict[str, Moments]:
-        """The moments of A's input; a stage of its own in the snapshot."""
-        folder = None if self.snapshot is None else self.snapshot / "moments"
-        settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": "moments"}
+        """Collect the moments of A's input, as one stage of the snapshot."""
         with self.timed("collect"):
-            moments = None if folder is None else load_moments(folder, settings)
-            if moments is None:
-                images = self.train if self.statistics is None else self.statistics
-                seed_loader(images, self.training.seed, "moments")
-                moments = collect(self.net, self.name, self._watched("collect", images))
-                if folder is not None:
-                    save_moments(folder, settings, moments)
-        self.moments = moments
-        return moments
+            images = self.train if self.statistics is None else self.statistics
+            self.result.moments = self._collected(
+                "moments",
+                Moments,
+                images,
+                lambda: collect(self.net, self.name, self._watched("collect", images)),
+            )
+        return self.result.moments
 
     def collect_gradients(self) -> dict[str, GradientMoments]:
-        """E[g gᵀ] at A's output, for the metric of the loss; a stage of its own in the snapshot.
+        """Collect E[g gᵀ] at A's output for the metric of the loss, as one stage of the snapshot.
 
-        Of the validation images, where there are any: of its training images a network is so sure
-        that all but a few have no gradient.
+        It uses the validation images, if there are any: the network is so sure about its training
+        images that most of them have no gradient.
         """
-        settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": "gradients"}
-        saved = None if self.snapshot is None else Snapshot(self.snapshot / "gradients", settings)
+        images = self.train if self.statistics is None else self.statistics
+        images = images if self.val is None else self.val
+        seed = self.config.training.seed
         with self.timed("gradients"):
-            if saved is not None and (state := saved.load()) is not None:
-                found = {site: GradientMoments(len(A.bias)) for site, A in self.domain.maps.items()}
-                for site, g in found.items():
-                    g.load_state_dict(state[site])
-                return found
-            images = self.train if self.statistics is None else self.statistics
-            images = images if self.val is None else self.val
-            seed_loader(images, self.training.seed, "gradients")
-            watched = self._watched("gradients", images)
-            found = collect_gradients(self.net, self.name, watched, seed=self.training.seed)
-            if saved is not None:
-                saved.save({site: g.state_dict() for site, g in found.items()})
+            return self._collected(
+                "gradients",
+                GradientMoments,
+                images,
+                lambda: collect_gradients(
+                    self.net, self.name, self._watched("gradients", images), seed=seed
+                ),
+            )
+
+    def _collected(
+        self,
+        stage: str,
+        statistics: type[Statistics],
+        images: Iterable[Any],
+        make: Callable[[], dict[str, Statistics]],
+    ) -> dict[str, Statistics]:
+        """Statistics by site: from the snapshot if it has them, otherwise made and saved there."""
+        settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": stage}
+        saved = None if self.snapshot is None else Snapshot(self.snapshot / stage, settings)
+        if saved is not None and (state := saved.load()) is not None:
+            return {site: statistics.from_state(part) for site, part in state.items()}
+        seed_loader(images, self.config.training.seed, stage)
+        found = make()
+        if saved is not None:
+            saved.save({site: part.state_dict() for site, part in found.items()})
         return found
 
-    def _watched(self, stage: str, batches: Iterable[Any]) -> Iterable[Any]:
-        """The batches, and a word for each to whoever watches the progress."""
-        start, images = time.perf_counter(), 0
-        steps = len(batches) if isinstance(batches, Sized) else None
+    # ── measuring and reporting ──────────────────────────────────────────────────────────────
 
-        def tell(step: int, batch: Any) -> None:
-            nonlocal images
-            images += len(images_of(batch))
-            self.tell(stage, step, steps, images / (time.perf_counter() - start))
-
-        return Watched(batches, tell)
-
-    def tell(self, stage: str, step: int, steps: int | None, rate: float = 0.0) -> None:
-        """Say how far a stage is that does not train."""
-        if callable(self.progress):
-            self.progress(Progress(stage, 0, 1, step, steps, None, None, rate, self.name))
+    def round(self) -> None:
+        """Record what each precision would cost, then round to what the file will hold."""
+        if self.result.dtype is not None:
+            self.result.storage = storage_of(self.net, self.name, self.val)
+            round_(self.net, self.name, PRECISIONS[self.result.dtype])
 
     def note(self, stage: str) -> None:
-        """Validate as it is now."""
+        """Validate the domain as it is now."""
         if self.val is not None:
-            self.stages[stage] = evaluate(self.net, self.name, self.val).accuracy
+            self.result.stages[stage] = evaluate(self.net, self.name, self.val).accuracy
         self._test(stage)
+
+    def finish(self) -> Adapted:
+        """Validate the finished domain and return the result."""
+        self.note("final")
+        self.result.accuracy = self.result.stages.get("final")
+        self.result.parameters = self.net.num_parameters(self.name)
+        return self.result
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """The seconds of what is done inside; its random numbers are its own."""
-        seed_all(self.training.seed, stage)
+        """Add the seconds spent inside to a stage, and give it random numbers of its own."""
+        seed_all(self.config.training.seed, stage)
         start = time.perf_counter()
         yield
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+        seconds = self.result.seconds
+        seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
+
+    def report(self, stage: str, step: int, steps: int | None, rate: float = 0.0) -> None:
+        """Report the progress of a stage that does not train."""
+        if callable(self.progress):
+            self.progress(Progress(stage, 0, 1, step, steps, None, None, rate, self.name))
+
+    def _watched(self, stage: str, batches: Iterable[Any]) -> Iterable[Any]:
+        """The batches, each reported as progress."""
+        start, images = time.perf_counter(), 0
+        steps = len(batches) if isinstance(batches, Sized) else None
+
+        def report(step: int, batch: Any) -> None:
+            nonlocal images
+            images += len(images_of(batch))
+            self.report(stage, step, steps, images / (time.perf_counter() - start))
+
+        return Watched(batches, report)
 
     def _test(self, stage: str) -> None:
-        """Measure, and decide nothing by it."""
+        """Measure the test data; nothing is decided by it."""
         if self.test is not None:
-            self.tested[stage] = evaluate(self.net, self.name, self.test).accuracy
+            self.result.tested[stage] = evaluate(self.net, self.name, self.test).accuracy
+
+    # ── checks ───────────────────────────────────────────────────────────────────────────────
 
     def _kind(self) -> str:
-        """The structure whose A is trained: that of an existing domain, else the option's."""
+        """The adapter kind whose A is trained: an existing domain's, otherwise the option's."""
         if self.name in self.net.domains:
             kinds = {a.kind for _, a in self.domain.adapters.items() if a.A is not None}
             if len(kinds) == 1:
@@ -260,33 +303,33 @@ class Run:
         names = class_names(self.classes)
         if names is not None and len(names) != len(self.domain.classes or ()):
             raise CovNormError(
-                f"classes={self.classes!r}: domain {self.name!r} has "
-                f"{len(self.domain.classes or ())} already: leave them out, or give a new name"
+                f"classes={self.classes!r}: domain {self.name!r} already has "
+                f"{len(self.domain.classes or ())}: leave them out, or give a new name"
             )
 
     def _must_train(self) -> bool:
-        """Whether A is still to be trained, or was interrupted while it was."""
+        """Whether A still has to be trained, or its training was interrupted."""
         if self.name not in self.net.domains or not trained(self.domain, self.net):
             return True
         return self.snapshot is not None and (self.snapshot / "train").exists()
 
     def _check_kind(self, adapter: str, rank: int | float | None) -> None:
-        fresh = self.net.fresh_adapters(adapter, rank)
-        there = self.domain.adapters
-        for site, wanted in fresh.items():
-            if wanted.config() != there[site].config():
+        for site, wanted in self.net.fresh_adapters(adapter, rank).items():
+            if wanted.config() != self.domain.adapters[site].config():
                 raise CovNormError(
-                    f"domain {self.name!r} exists with other adapters than this method's (site "
-                    f"{site!r}): give a new name, or remove it first"
+                    f"domain {self.name!r} already exists with other adapters than this method's "
+                    f"(site {site!r}): give a new name, or remove it first"
                 )
         if {w.kind for _, w in self.domain.weights.items()} != ({adapter} & {"own", "mask"}):
-            raise CovNormError(f"domain {self.name!r} exists with other weights: give a new name")
+            raise CovNormError(
+                f"domain {self.name!r} already exists with other weights: give a new name"
+            )
 
 
 def trained(domain: Domain, net: MultiDomainNetwork) -> bool:
-    """Whether anything has trained it: its norms have counted batches or changed, or an A has.
+    """Whether a domain has been trained: its norms have counted batches or changed, or its A has.
 
-    A DAN adapter on a network without norms has no counter, but starts as the identity.
+    A DAN adapter in a network without norms has no counter, but starts as the identity.
     """
     for name, norm in domain.norms.items():
         before = net.backbone.get_submodule(name)
@@ -308,13 +351,13 @@ def trained(domain: Domain, net: MultiDomainNetwork) -> bool:
 
 
 def count_classes(loader: Iterable[Any]) -> int:
-    """How many classes the labels of a loader show: the largest label and one."""
+    """Return the number of classes that the labels of a loader show: the largest label plus one."""
     largest = -1
     for _, labels in loader:
         labels = torch.as_tensor(labels)
         if labels.is_floating_point() or (labels.numel() and int(labels.min()) < 0):
-            raise CovNormError("labels are no class numbers from 0: give classes=")
+            raise CovNormError("the labels are not class numbers from 0: give classes=")
         largest = max(largest, int(labels.max())) if labels.numel() else largest
     if largest < 0:
-        raise CovNormError("the loader shows no labels: give classes=")
+        raise CovNormError("the loader yields no labels: give classes=")
     return largest + 1

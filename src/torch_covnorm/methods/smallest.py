@@ -1,4 +1,4 @@
-"""The smallest file within a drop of accuracy, over ranks and precisions."""
+"""Find the smallest file within a drop of accuracy, over ranks and precisions."""
 
 from __future__ import annotations
 
@@ -20,80 +20,81 @@ BUDGETS = 32
 def smallest_file(
     run: Run, drop: float, compress: Callable[[int], object]
 ) -> tuple[int | None, str | None]:
-    """(budget, precision) whose file keeps the validation accuracy within `drop` points of A's own.
+    """Return (budget, precision) of the smallest file within `drop` points of A's own accuracy.
 
-    `compress` gives the run's domain a budget. In each precision, bisection over 32 budgets, from
-    one direction a site to A's own parameters, and the whole A behind them, with every candidate
-    measured as its file would have it; M is in closed form, so nothing is trained in between. The
-    fewest bytes win. Budget None: the whole A. Precision None: ``dtype=None``, nothing is rounded.
+    `compress` compresses the run's domain to a budget. In each precision, bisection goes over 32
+    budgets, from one direction per site to A's own parameters, and the full A after them. Every
+    candidate is validated as its file would hold it. M is in closed form, so nothing is trained in
+    between. The fewest bytes win. A budget of None means the full A, a precision of None that
+    nothing is rounded (``dtype=None``).
 
-    A precision that is asked for gives way to a finer one where even the whole A loses too much.
+    If even the full A loses too much in the requested precision, a more precise one is used.
     """
     wanted, trained, net, name = run.options["dtype"], run.domain, run.net, run.name
-    goal = run.floor = _accuracy(run) - drop - 1e-9  # percents are rounded: just at it is within
+    goal = run.floor = _accuracy(run) - drop - 1e-9  # exactly `drop` is within it, despite rounding
     sizes = [*budgets(trained), None]
-    asked = 0
+    steps = 6 * (len(PRECISIONS) if wanted == SMALLEST else 1)  # bisection of 34 sizes
+    tried = 0
 
     @functools.cache
-    def made(budget: int | None) -> Domain:
+    def compressed(budget: int | None) -> Domain:
         if budget is None:
             return trained
         net.domains[name] = copy.deepcopy(trained)
         compress(budget)
         return run.domain
 
-    def least(precision: str | None) -> int:
-        """The first of the sizes that is good; one past the last: none is."""
+    def first_good(precision: str | None) -> int:
+        """Index of the smallest size that is good; len(sizes) if none is."""
 
-        def good(place: int) -> bool:
-            nonlocal asked
-            asked += 1
-            run.tell("normalize", min(asked, steps), steps)
-            net.domains[name] = made(sizes[place])
+        def good(index: int) -> bool:
+            nonlocal tried
+            tried += 1
+            run.report("normalize", min(tried, steps), steps)
+            net.domains[name] = compressed(sizes[index])
             with as_stored(net, name, precision):
                 return _accuracy(run) >= goal
 
         return smallest(range(len(sizes) + 1), good)
 
-    def size(place: int, precision: str) -> int:
-        net.domains[name] = made(sizes[place])
+    def size(index: int, precision: str) -> int:
+        net.domains[name] = compressed(sizes[index])
         with as_stored(net, name, precision):
             return stored_bytes(net, name, PRECISIONS[precision])
 
-    steps = 6 * (len(PRECISIONS) if wanted == SMALLEST else 1)  # 34 sizes halved
-    found: list[tuple[int, int, str | None]] = []
+    candidates: list[tuple[int, int, str | None]] = []  # (bytes, index, precision)
     try:
-        for precision in _tried(wanted):
-            if (place := least(precision)) == len(sizes):
+        for precision in _precisions(wanted):
+            if (index := first_good(precision)) == len(sizes):
                 continue
             if precision is None or wanted != SMALLEST:
-                found = [(0, place, precision)]
+                candidates = [(0, index, precision)]
                 break
-            found.append((size(place, precision), place, precision))
+            candidates.append((size(index, precision), index, precision))
     finally:
         net.domains[name] = trained
-    if not found:
+    if not candidates:
         raise CovNormError(f"domain {name!r}: no precision keeps max_drop={drop}: leave out dtype=")
-    _, place, precision = min(found, key=lambda f: f[0])
+    _, index, precision = min(candidates, key=lambda candidate: candidate[0])
     if wanted not in (precision, SMALLEST):
         warnings.warn(
-            f"domain {name!r}: in {wanted} even the whole A loses more than max_drop={drop} on the "
-            f"validation data, so it is stored as {precision}",
+            f"domain {name!r} is stored as {precision}: in {wanted} even the full A loses more "
+            f"than max_drop={drop} on the validation data",
             CovNormWarning,
             stacklevel=2,
         )
-    return sizes[place], precision
+    return sizes[index], precision
 
 
 def budgets(domain: Domain) -> list[int]:
-    """Budgets of parameters in equal ratios, from one direction a site to those of the A's."""
+    """Return budgets of parameters in equal ratios, from one direction per site to the full A."""
     shapes = [A.factors[0].shape for A in domain.maps.values()]
     low, high = sum(map(sum, shapes)), sum(a * b for a, b in shapes)
     return [round(low * (max(high, low) / low) ** (i / (BUDGETS - 1))) for i in range(BUDGETS)]
 
 
-def _tried(wanted: str | None) -> list[str | None]:
-    """The precisions to look at, the coarsest first; one that is asked for, and those finer."""
+def _precisions(wanted: str | None) -> list[str | None]:
+    """The precisions to try, the least precise first: all, or the wanted one and better ones."""
     if wanted is None:
         return [None]
     order = list(reversed(PRECISIONS))

@@ -1,24 +1,26 @@
-"""Whiten, color and the mini-adaptation M: tensors in, tensors out.
+"""Decompose A by its data: ``A ≈ C M W`` (eq. 8). Tensors in, tensors out, in float64.
 
-``A ≈ C M W`` (eq. 8): W whitens the input x of A, C colors with the statistics of its output y,
-and M aligns the two PCAs. Everything is computed in float64.
+W whitens the input x of A, C colors with the statistics of its output y, and M aligns the two.
+`decompose` does the work once per site; every rank is then a slice of what it found. The metric is
+the variance of y (the paper), or the loss, when G = E[g g^T] at the output is given.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from ..errors import CovNormError, choices
+from . import solver
 from .moments import Moments
+from .pooling import Felt
+from .ranks import RankRule, by_variance
 
 MiniAdaptation = Literal["closed-form", "identity", "random"]
-
-# Directions with less variance than this share of the largest are whitened as if they had it. The
-# scale cancels between W and M, so A is still reproduced exactly; it only keeps W's numbers small.
-EIGENVALUE_FLOOR = 1e-7
 
 
 class PCA(NamedTuple):
@@ -30,9 +32,9 @@ class PCA(NamedTuple):
 
     @classmethod
     def of(cls, moments: Moments) -> PCA:
-        """``Sigma = P E P^T`` (eq. 1) of some moments."""
-        E, P = moments.pca()
-        return cls(P, E, moments.mean)
+        """Return the PCA of some moments, on the CPU: ``Sigma = P E P^T`` (eq. 1)."""
+        E, P = solver.eigh(moments.covariance)
+        return cls(P, E, moments.mean.cpu())
 
 
 class Factors(NamedTuple):
@@ -45,141 +47,206 @@ class Factors(NamedTuple):
     mu_y: Tensor
 
 
-def whiten(x: PCA, k: int) -> Tensor:
-    """``W = E^{-1/2} P^T`` of the k largest directions (eq. 7, left): (k, d)."""
-    return x.P[:, :k].T / _floored(x.E)[:k].sqrt()[:, None]
+def whiten(x: PCA) -> Tensor:
+    """Return ``W = E^{-1/2} P^T`` (d, d) (eq. 7, left); the first k rows whiten k directions."""
+    return x.P.T / solver.floored(x.E).sqrt()[:, None]
 
 
-def color(y: PCA, k: int) -> Tensor:
-    """``C = P E^{1/2}`` of the k largest directions (eq. 7, right): (d, k)."""
-    return y.P[:, :k] * _floored(y.E)[:k].sqrt()
+def color(y: PCA) -> Tensor:
+    """Return ``C = P E^{1/2}`` (d, d) (eq. 7, right); the first k columns color k directions."""
+    return y.P * solver.floored(y.E).sqrt()
 
 
 def closed_form(
-    A: Tensor, W: Tensor, C: Tensor, Sigma: Tensor | None = None, G: Tensor | None = None
+    A: Tensor, W: Tensor, C: Tensor, Sigma: Tensor | None = None, root_G: Tensor | None = None
 ) -> Tensor:
-    """``M* = C^+ A W^+ = E_y^{-1/2} P_y^T A P_x E_x^{1/2}`` (ky, kx); not in the paper.
+    """Return ``M* = C^+ A W^+`` (ky, kx), the best M between given C and W; not in the paper.
 
-    The best M for given C and W; at full ranks C M* W is A itself. The columns of C and the rows
-    of W are orthogonal, so their pseudo-inverses are transposes over squared lengths.
+    With the W and C of eq. 7 it is ``E_y^{-1/2} P_y^T A P_x E_x^{1/2}``; at full ranks C M* W is A.
 
-    In joint mode W does not whiten the data of one domain, with its own `Sigma` (d, d) of x. What
-    W drops of x is then correlated with what it keeps, and the best M takes that part along:
-    ``M* + C^+ A (I - W^+ W) Sigma W^T (W Sigma W^T)^+``.
-
-    With `G` (d_out, d_out) the best in the metric of the loss: C and W are those of `loss_color`
-    and `loss_whiten`, and C^+ is ``(C^T G C)^+ C^T G``.
+    In joint mode W does not whiten the data of one domain, whose covariance of x is `Sigma` (d, d).
+    What W drops of x is then correlated with what it keeps, and the best M accounts for it:
+    ``M* + C^+ A (I - W^+ W) Sigma W^T (W Sigma W^T)^+``. In the metric of the loss, `root_G` is
+    ``G^{1/2}`` (d_out, d_out), and C^+ is ``(G^{1/2} C)^+ G^{1/2}``.
     """
     A = A.to(C)
-    if G is None:
-        C_inverse, W_inverse = C.T / C.square().sum(0)[:, None], W.T / W.square().sum(1)
-    else:
-        root, _ = _roots(G.to(C))
-        C_inverse, W_inverse = torch.linalg.pinv(root @ C) @ root, torch.linalg.pinv(W)
+    C_inverse = solver.pinv(C) if root_G is None else solver.pinv(root_G @ C) @ root_G
+    W_inverse = solver.pinv(W)
     if Sigma is not None and len(W) < W.shape[1]:
         kept, rest = W @ Sigma @ W.T, Sigma @ W.T - W_inverse @ (W @ Sigma @ W.T)
-        W_inverse = W_inverse + rest @ torch.linalg.pinv(kept, rtol=1e-6, hermitian=True)
+        W_inverse = W_inverse + rest @ solver.pinv(kept, rtol=1e-6)
     return C_inverse @ A @ W_inverse
 
 
-def covariance_normalization(
-    A: Tensor,
-    x: PCA,
-    y: PCA,
-    kx: int,
-    ky: int,
-    M: MiniAdaptation = "closed-form",
-    scaled: bool = True,
-    generator: torch.Generator | None = None,
-) -> Factors:
-    """Eq. 8: the factors that stand for A (d_out, d_in) between the PCAs of its input and output.
-
-    `M` chooses the mini-adaptation: its closed form, the truncated identity (eq. 4, which leaves
-    the two PCAs unaligned), or Gaussian with standard deviation 0.01. `scaled=False` leaves the
-    eigenvalues out of W and C, as the authors' program does.
-    """
-    W = whiten(x, kx) if scaled else x.P[:, :kx].T
-    C = color(y, ky) if scaled else y.P[:, :ky]
-    return Factors(W, mini_adaptation(M, A, W, C, None, generator), C, x.mu, y.mu)
-
-
-def loss_normalization(
-    A: Tensor,
-    x: PCA,
-    G: Tensor,
-    mu_y: Tensor,
-    ky: int | None = None,
-    kx: int | None = None,
-) -> tuple[Factors, Tensor]:
-    """The factors of rank ky that cost the loss least, and all ``s²`` (min(d),); not in the paper.
-
-    ``½ s_i²`` of ``G^{1/2} A Sigma^{1/2} = U s V^T`` is the loss that direction i is worth, with G
-    (d_out, d_out) as `GradientMoments.second` gives it. The best B of rank k in ``E|G^{1/2} (A - B)
-    x|²`` is ``C M W`` with ``W = V^T Sigma^{-1/2}``, M the truncated identity and
-    ``C = G^{-1/2} U_k s_k``. W whitens x and C colors y, as in eq. 7, so that M is tuned in units
-    of the features, however sure the network is (G^{-1/2} alone has the scale of 1/gradient).
-    With G = I it is the PCA of y, with Sigma = I too the SVD of A. Where no loss is felt, or x
-    never varies, all ``s²`` are 0.
-    """
-    root, inverse = _roots(G.to(x.mu))
-    e = _floored(x.E).sqrt()
-    U, s, Vt = torch.linalg.svd(root @ A.to(x.mu) @ (x.P * e))
-    ky, kx = len(s) if ky is None else ky, len(Vt) if kx is None else kx
-    C, W = inverse @ U[:, :ky] * s[:ky], (Vt[:kx] / e) @ x.P.T
-    alive = (G.diagonal().max() > 0).to(s) * (x.E[0] > 0)  # or the floor would stand for a worth
-    return Factors(W, torch.eye(ky, kx).to(C), C, x.mu, mu_y), s.square() * alive
-
-
-def loss_whiten(x: PCA, R: Tensor) -> tuple[Tensor, Tensor]:
-    """W (d, d) that whitens x, its directions in the order of the loss that they carry (d,).
-
-    Of several domains that share it: ``R`` (d, d) is the mean of their ``A^T G A``, and with
-    ``Sigma^{1/2} R Sigma^{1/2} = V r V^T`` it is ``W = V^T Sigma^{-1/2}``. The first k rows serve.
-    """
-    e = _floored(x.E).sqrt()
-    r, V = torch.linalg.eigh((x.P * e).T @ R.to(x.mu) @ (x.P * e))
-    return (V.flip(1).T / e) @ x.P.T, r.flip(0).clamp(min=0) * (x.E[0] > 0)
-
-
-def loss_color(Sigma: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
-    """C (d, d) that colors as y, of covariance Sigma, does, and the loss of its directions (d,).
-
-    ``G^{1/2} Sigma G^{1/2} = U l U^T`` and ``C = G^{-1/2} U l^{1/2}``; the first k columns serve.
-    """
-    root, inverse = _roots(G.to(Sigma))
-    values, U = torch.linalg.eigh(root @ Sigma @ root)
-    values = values.flip(0).clamp(min=0)
-    alive = (G.diagonal().max() > 0).to(values)
-    return inverse @ U.flip(1) * _floored(values).sqrt(), values * alive
-
-
 def mini_adaptation(
-    M: MiniAdaptation,
-    A: Tensor,
-    W: Tensor,
-    C: Tensor,
-    Sigma: Tensor | None = None,
-    generator: torch.Generator | None = None,
-    G: Tensor | None = None,
+    M: MiniAdaptation, closed: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
-    """M (ky, kx) as it starts between W (kx, d_in) and C (d_out, ky)."""
-    shape = C.shape[1], len(W)
+    """Return M (ky, kx) as it starts: `closed` itself, the identity, or Gaussian (std 0.01)."""
     if M == "closed-form":
-        return closed_form(A, W, C, Sigma, G)
+        return closed
     if M == "identity":
-        return torch.eye(*shape).to(C)
+        return torch.eye(*closed.shape).to(closed)
     if M == "random":
-        return (0.01 * torch.randn(*shape, generator=generator)).to(C)
+        return (0.01 * torch.randn(*closed.shape, generator=generator)).to(closed)
     raise CovNormError(f"M={M!r}: {choices(M, get_args(MiniAdaptation))}")
 
 
-def _floored(E: Tensor) -> Tensor:
-    top = float(E[0])
-    return E.clamp(min=EIGENVALUE_FLOOR * (top if top > 0 else 1 / EIGENVALUE_FLOOR))
+@dataclass(frozen=True)
+class Bases:
+    """Whitening of x and coloring of y, each with its directions in the order of their worth.
+
+    W is (d_in, d_in) and C is (d_out, m). A direction of x is worth `x_worth` (d_in,) and one of y
+    is worth `worth` (m,): its variance, or the loss it carries.
+    """
+
+    W: Tensor
+    C: Tensor
+    mu_x: Tensor
+    x_worth: Tensor
+    worth: Tensor
+
+    def ranks(self, t: float, rule: RankRule = by_variance) -> tuple[int, int]:
+        """Return (kx, ky): the directions that hold a share t of the worth, by a rank rule."""
+        return rule(self.x_worth, t), rule(self.worth, t)
 
 
-def _roots(G: Tensor) -> tuple[Tensor, Tensor]:
-    """``G^{1/2}`` and ``G^{-1/2}`` (d, d), of the floored eigenvalues."""
-    E, P = torch.linalg.eigh(G)
-    g = _floored(E.flip(0)).flip(0).sqrt()
-    return (P * g) @ P.T, (P / g) @ P.T
+@dataclass(frozen=True)
+class Decomposition(Bases):
+    """A (d_out, d_in) between the statistics of its input and output; made by `decompose`.
+
+    M (m, d_in) is the closed form at full ranks. Its upper left (ky, kx) block is the closed form
+    for the first kx rows of W and ky columns of C, so a cut is a slice. In the metric of the loss
+    the directions of x are ordered with those of y, so cuts keep all of them unless told otherwise.
+    """
+
+    M: Tensor
+    mu_y: Tensor
+    A: Tensor
+    x: PCA
+    in_loss: bool
+
+    def cut(
+        self,
+        kx: int,
+        ky: int,
+        M: MiniAdaptation = "closed-form",
+        generator: torch.Generator | None = None,
+    ) -> Factors:
+        """Return the factors of ranks kx and ky (eq. 8), with M as `mini_adaptation` starts it."""
+        mini = mini_adaptation(M, self.M[:ky, :kx], generator)
+        return Factors(self.W[:kx], mini, self.C[:, :ky], self.mu_x, self.mu_y)
+
+    def ranks(self, t: float, rule: RankRule = by_variance) -> tuple[int, int]:
+        """Return (kx, ky) for a share t of the worth; in the loss metric kx is always d_in."""
+        if self.in_loss:
+            return len(self.W), rule(self.worth, t)
+        return super().ranks(t, rule)
+
+    @cached_property
+    def spectra(self) -> dict[str, Tensor]:
+        """Eigenvalues of "x" and of "y", and singular values of "A", largest first."""
+        y = self.worth
+        if self.in_loss:
+            root = self.A @ (self.x.P * self.x.E.sqrt())
+            y = torch.nn.functional.pad(solver.svd(root)[1].square(), (0, len(self.A) - len(y)))
+        return {"x": self.x.E, "y": y, "A": solver.svd(self.A)[1]}
+
+
+def decompose(
+    A: Tensor,
+    x: Moments | None = None,
+    G: Tensor | None = None,
+    *,
+    b: Tensor | None = None,
+    scaled: bool = True,
+) -> Decomposition:
+    """Decompose ``y = A x + b`` (eq. 8) by the moments of x, in the metric of y's variance or of G.
+
+    Variance (G is None): W and C are those of the PCAs of x and y (eq. 7), and M is `closed_form`.
+    `scaled=False` leaves the eigenvalues out of W and C, as the authors' program does.
+
+    Loss: with G (d_out, d_out) = E[g g^T] at y and ``G^{1/2} A Sigma^{1/2} = U s V^T``, direction i
+    is worth ``s_i²`` (``½ s_i²`` is the loss it carries). The best map of rank k in
+    ``E|G^{1/2} (A - B) x|²`` has ``W = V^T Sigma^{-1/2}``, M the truncated identity and
+    ``C = G^{-1/2} U s``: W whitens x and C colors y, as in eq. 7, whatever the scale of G.
+
+    Args:
+        A: (d_out, d_in).
+        x: moments of the input; None treats it as white with mean 0, so that the loss metric with
+            G = I is the plain SVD of A.
+        b: (d_out,), added to ``mu_y = A mu_x``.
+    """
+    A = A.detach().cpu().double()
+    if not A.isfinite().all() or (b is not None and not b.isfinite().all()):
+        raise CovNormError("A contains NaN or Inf: retrain the domain with a lower learning rate")
+    x = _white(A.shape[1]) if x is None else x
+    pca = PCA.of(x)
+    mu_y = A @ pca.mu + (0 if b is None else b.detach().cpu().double())
+    W, M, C, worth = _in_variance(A, x, pca, scaled) if G is None else _in_loss(A, pca, G)
+    return Decomposition(
+        W=W,
+        C=C,
+        mu_x=pca.mu,
+        x_worth=pca.E,
+        worth=worth,
+        M=M,
+        mu_y=mu_y,
+        A=A,
+        x=pca,
+        in_loss=G is not None,
+    )
+
+
+def _in_variance(
+    A: Tensor, moments: Moments, x: PCA, scaled: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W, M, C and worth in the metric of the variance."""
+    y = PCA.of(moments.transform(A))
+    W, C = (whiten(x), color(y)) if scaled else (x.P.T, y.P)
+    # The columns of C and the rows of W are orthogonal, so pseudo-inverses are scaled transposes.
+    M = (C.T / C.square().sum(0)[:, None]) @ A @ (W.T / W.square().sum(1))
+    return W, M, C, y.E
+
+
+def _in_loss(A: Tensor, x: PCA, G: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """W, M, C and worth in the metric G."""
+    scale, root, inverse = _scaled_roots(G)
+    e = solver.floored(x.E).sqrt()
+    U, s, Vt = solver.svd(root @ A @ (x.P * e), full=True)
+    W, C = (Vt / e) @ x.P.T, inverse @ U[:, : len(s)] * s
+    worth = s.square() * scale * (x.E[0] > 0)  # without variance, the floor would look like worth
+    return W, torch.eye(len(s), len(W)).to(C), C, worth
+
+
+def _scaled_roots(G: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest variance g of G, and ``(G/g)^{1/2}`` and ``(G/g)^{-1/2}``: no scale is lost."""
+    G = G.detach().cpu().double()
+    scale = G.diagonal().max()
+    return scale, *solver.roots(G / scale if scale > 0 else G)
+
+
+def pooled_bases(x: Moments, y: Moments, felt: Felt | None = None) -> Bases:
+    """Return the bases that several domains share, from their pooled moments (eq. 10).
+
+    Variance: the PCAs of x and y (eq. 7). Loss: with R and G pooled in `felt`,
+    ``Sigma_x^{1/2} R Sigma_x^{1/2} = V r V^T`` gives ``W = V^T Sigma_x^{-1/2}`` of worth r, and
+    ``G^{1/2} Sigma_y G^{1/2} = U l U^T`` gives ``C = G^{-1/2} U l^{1/2}`` of worth l.
+    """
+    of_x = PCA.of(x)
+    if felt is None:
+        of_y = PCA.of(y)
+        return Bases(whiten(of_x), color(of_y), of_x.mu, x_worth=of_x.E, worth=of_y.E)
+    e = solver.floored(of_x.E).sqrt()
+    r, V = solver.eigh((of_x.P * e).T @ felt.R.cpu() @ (of_x.P * e))
+    W, x_worth = (V.T / e) @ of_x.P.T, r * (of_x.E[0] > 0)
+    scale, root, inverse = _scaled_roots(felt.G)
+    values, U = solver.eigh(root @ y.covariance.cpu() @ root)
+    C = inverse @ U * solver.floored(values).sqrt()
+    return Bases(W, C, of_x.mu, x_worth=x_worth, worth=values * scale)
+
+
+def _white(d: int) -> Moments:
+    """Moments with mean 0 and covariance I."""
+    white = Moments(d)
+    white.n, white.scatter = 1, torch.eye(d, dtype=torch.float64)
+    return white

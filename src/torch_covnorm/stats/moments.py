@@ -1,8 +1,8 @@
-"""Streaming second-order statistics: n, mean and scatter of a feature vector, and its PCA.
+"""Streaming second-order statistics of a feature vector: n, mean and scatter, and its PCA.
 
-The paper's PCA of x is the triplet (P, E, mu) with ``Sigma = P E P^T`` (eq. 1). Everything that
-CovNorm needs of the data is here: moments of any part of the data merge exactly into those of
-the whole (eq. 10), so collection can be split over batches, processes and domains.
+The paper's PCA of x is the triplet (P, E, mu) with ``Sigma = P E P^T`` (eq. 1). These moments are
+all that CovNorm needs from the data. Moments of parts of the data merge exactly into those of the
+whole (eq. 10), so collection can be split over batches, processes and domains.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import CovNormError
+from .solver import eigh
 
-# Rows are multiplied in blocks: few enough rows that the products may be summed in float32, enough
-# that the matrix product dominates. A block that must be centred is copied, and then smaller.
+# Rows are multiplied in blocks: small enough that the products can be summed in float32, large
+# enough that the matrix product dominates. Centring copies a block, so centred blocks are smaller.
 BLOCK_ROWS = 1 << 18
 BLOCK_NUMBERS = 1 << 24
 CENTRED_NUMBERS = 1 << 22
-# Blocks under this size are multiplied in float64: that is cheap there, and few rows leave
-# directions without variance, where float32 would show its rounding.
+# Smaller blocks are multiplied in float64. That is cheap, and few rows leave directions without
+# variance, where the rounding of float32 would show.
 SMALL_BLOCK = 1 << 15
 CENTRE_ROWS = 256
 GOLDEN = 0.6180339887498949
@@ -30,21 +31,21 @@ GOLDEN = 0.6180339887498949
 class Moments:
     """n, mean and scatter ``S = sum (x - mean)(x - mean)^T`` of d-dimensional features.
 
-    State is float64 whatever the features are, and of constant size: d + d^2 + 2 numbers.
-    The products of large blocks are in the features' own dtype (float16 and bfloat16: float32)
-    around each block's own mean, so float64 features give float64-exact moments, and a mean far
-    larger than the spread does no harm in float32.
+    The state is float64 whatever the features are, and has a constant size of d + d^2 + 2 numbers.
+    Products of large blocks are computed in the dtype of the features (float32 for float16 and
+    bfloat16) around each block's mean. So float64 features give float64-exact moments, and a mean
+    far larger than the spread does no harm in float32.
     """
 
     def __init__(self, d: int, device: torch.device | str | None = None) -> None:
         if d < 1:
-            raise CovNormError(f"Moments of {d} features: d must be at least 1")
+            raise CovNormError(f"Moments(d={d}): d must be at least 1")
         device = torch.device(device or "cpu")
-        if device.type == "mps":  # no float64 there
+        if device.type == "mps":  # MPS has no float64
             device = torch.device("cpu")
         self.d = d
         self.n = 0
-        self.images = 0  # samples whose positions the rows are; joint mode may weigh by them
+        self.images = 0  # samples that the rows are positions of; joint mode may weight by them
         with torch.inference_mode(False):
             self.mean = torch.zeros(d, dtype=torch.float64, device=device)
             self.scatter = torch.zeros(d, d, dtype=torch.float64, device=device)
@@ -54,16 +55,16 @@ class Moments:
 
     @property
     def covariance(self) -> Tensor:
-        """``Sigma = S / n`` (d, d): the population covariance, as eq. 10 needs it."""
+        """``Sigma = S / n`` (d, d): the population covariance that eq. 10 needs."""
         return _symmetric(self.scatter) / max(self.n, 1)
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def update(self, x: Tensor, images: int | None = None) -> Moments:
-        """Take in features: (n, d), or (n, d, h, w) with every position a row. Returns self.
+        """Add features of shape (n, d), or (n, d, h, w) with one row per position; return self.
 
-        `images` says how many samples the rows come from, where that is not n. NaN or Inf is an
-        error, and then nothing is taken in.
+        `images` is the number of samples the rows come from, if it is not n. NaN or Inf raises an
+        error and leaves the moments unchanged.
         """
         rows = self._rows(x.detach())
         batch = Moments(self.d, self.mean.device)
@@ -77,8 +78,8 @@ class Moments:
                     batch._merge_(*_block(block, c))
         if not (batch.mean.isfinite().all() and batch.scatter.isfinite().all()):
             raise CovNormError(
-                "features hold NaN or Inf, or are too large to square: check the images and the "
-                "learning rate"
+                "features contain NaN or Inf, or are too large to square. Check the images and the "
+                "learning rate."
             )
         self._merge_(batch.n, batch.mean, batch.scatter)
         if batch.n:
@@ -86,7 +87,7 @@ class Moments:
         return self
 
     def merge(self, other: Moments) -> Moments:
-        """The moments of both sets of rows together; neither argument changes."""
+        """Return the moments of both sets of rows together; neither argument changes."""
         if other.d != self.d:
             raise CovNormError(f"cannot merge moments of {self.d} and of {other.d} features")
         merged = Moments(self.d, self.mean.device)
@@ -96,9 +97,9 @@ class Moments:
         return merged
 
     def weighted(self, n: int) -> Moments:
-        """The same mean and covariance as if of n rows: another weight N_i in eq. 10."""
+        """Return the same mean and covariance with n rows: another weight N_i in eq. 10."""
         if n < 0 or (n > 0 and self.n == 0):
-            raise CovNormError(f"cannot give {n} rows to {self!r}")
+            raise CovNormError(f"cannot reweight {self!r} to {n} rows")
         out = Moments(self.d, self.mean.device)
         out._merge_(n, self.mean, self.scatter * (n / max(self.n, 1)))
         out.images = self.images
@@ -107,7 +108,7 @@ class Moments:
     def all_reduce_(self, group: dist.ProcessGroup | None = None) -> Moments:
         """Merge in place over the processes of a group; each may hold any number of rows, or none.
 
-        With N and mu summed first, the scatters around the common mean add:
+        N and mu are summed first; then the scatters around the common mean add up:
         ``S = sum_i S_i + n_i (mu_i - mu)(mu_i - mu)^T``.
         """
         device = _collective_device(group, self.mean.device)
@@ -124,14 +125,16 @@ class Moments:
         return self
 
     def transform(self, A: Tensor, b: Tensor | None = None) -> Moments:
-        """Moments of ``y = A x + b`` (eq. 2): ``mu_y = A mu_x + b``, ``Sigma_y = A Sigma_x A^T``.
+        """Return the moments of ``y = A x + b`` (eq. 2) for A (e, d) and b (e,).
 
-        A is (e, d), b is (e,).
+        ``mu_y = A mu_x + b`` and ``Sigma_y = A Sigma_x A^T``.
         """
         if A.ndim != 2 or A.shape[1] != self.d:
-            raise CovNormError(f"A is {tuple(A.shape)}, these moments need (…, {self.d})")
+            raise CovNormError(
+                f"A has shape {tuple(A.shape)}, but these moments need (…, {self.d})"
+            )
         if b is not None and b.shape != A.shape[:1]:
-            raise CovNormError(f"b is {tuple(b.shape)}, A of {tuple(A.shape)} needs ({len(A)},)")
+            raise CovNormError(f"b has shape {tuple(b.shape)}, but A needs ({len(A)},)")
         A = A.detach().to(self.mean)
         out = Moments(A.shape[0], self.mean.device)
         out.n, out.images = self.n, self.images
@@ -140,13 +143,12 @@ class Moments:
         return out
 
     def pca(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues E (d,), largest first and never negative; eigenvectors P (d, d) as columns.
+        """Return eigenvalues E (d,), largest first, and eigenvectors P (d, d) as columns.
 
-        ``Sigma = P E P^T`` (eq. 1). Each column's largest entry is positive: same moments, same P.
+        ``Sigma = P E P^T`` (eq. 1); see `eigh`.
         """
-        E, P = _eigh(self.covariance.cpu())
-        peak = P.gather(0, P.abs().argmax(0, keepdim=True))
-        return E.to(self.mean), (P * torch.where(peak < 0, -1.0, 1.0)).to(self.mean)
+        E, P = eigh(self.covariance)
+        return E.to(self.mean), P.to(self.mean)
 
     def state_dict(self) -> dict[str, Tensor]:
         """``{"n": (), "images": (), "mean": (d,), "scatter": (d, d)}``, ready for safetensors."""
@@ -159,31 +161,38 @@ class Moments:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave; wrong shapes, NaN or a negative n are refused."""
+        """Load what `state_dict` returned; wrong shapes, NaN or a negative n raise an error."""
         missing = {"n", "mean", "scatter"} - set(state)
         if missing:
-            raise CovNormError(f"moments lack {sorted(missing)}")
+            raise CovNormError(f"moments have no {sorted(missing)}")
         mean, scatter = state["mean"].to(self.mean), state["scatter"].to(self.mean)
         n = torch.as_tensor(state["n"])
         images = torch.as_tensor(state.get("images", n))
         if mean.shape != (self.d,) or scatter.shape != (self.d, self.d):
             raise CovNormError(
-                f"moments of {tuple(mean.shape)} and {tuple(scatter.shape)}, need d = {self.d}"
+                f"moments of shapes {tuple(mean.shape)}, {tuple(scatter.shape)}: need d = {self.d}"
             )
         good = all(v.numel() == 1 and bool(v.isfinite()) and int(v) >= 0 for v in (n, images))
         if not (good and mean.isfinite().all() and scatter.isfinite().all()):
-            raise CovNormError("moments hold NaN, Inf or a negative n: the file is damaged")
+            raise CovNormError("moments contain NaN, Inf or a negative n: the file is damaged")
         self.n, self.images = int(n), int(images)
         self.mean, self.scatter = mean.clone(), scatter.clone()
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Moments:
+        """Return the moments whose `state_dict` this is."""
+        moments = cls(len(state["mean"]))
+        moments.load_state_dict(state)
+        return moments
 
     def _rows(self, x: Tensor) -> Tensor:
         """(n, d) or (n, d, h, w) → (rows, d), in the dtype of the products."""
         if x.ndim not in (2, 4) or x.shape[1] != self.d:
             raise CovNormError(
-                f"features are {tuple(x.shape)}, need (n, {self.d}) or (n, {self.d}, h, w)"
+                f"features have shape {tuple(x.shape)}; need (n, {self.d}) or (n, {self.d}, h, w)"
             )
         if x.is_complex():
-            raise CovNormError("features are complex numbers: give their real and imaginary parts")
+            raise CovNormError("features are complex numbers: pass their real and imaginary parts")
         if not x.is_floating_point():
             x = x.double()
         elif x.element_size() < 4:
@@ -203,10 +212,10 @@ class Moments:
 
 
 def _centre(rows: Tensor) -> Tensor | None:
-    """A centre for rows (n, d), from a few of them: None where 0 will do.
+    """Estimate a centre for rows (n, d) from a few of them; None if 0 is close enough.
 
-    Any centre within a few standard deviations of the mean keeps the digits. B1 has centred most
-    features that this project meets.
+    Any centre within a few standard deviations of the mean keeps the precision. Most features have
+    been centred by B1 already.
     """
     if len(rows) <= CENTRE_ROWS:
         return rows.mean(0) if len(rows) else None
@@ -216,10 +225,10 @@ def _centre(rows: Tensor) -> Tensor | None:
 
 
 def _block(rows: Tensor, c: Tensor | None) -> tuple[int, Tensor, Tensor]:
-    """n, mean and scatter of one block of rows (n, d), with products around c.
+    """Return n, mean and scatter of one block of rows (n, d), with products around c.
 
-    What c misses of the mean is taken out exactly: ``S = sum (x-c)(x-c)^T - n (mu-c)(mu-c)^T``.
-    Where it misses too much, the block is centred once more.
+    ``S = sum (x-c)(x-c)^T - n (mu-c)(mu-c)^T`` is exact for any c. If c is too far from the mean,
+    the block is centred once more.
     """
     n = len(rows)
     for _ in range(2):
@@ -235,70 +244,28 @@ def _block(rows: Tensor, c: Tensor | None) -> tuple[int, Tensor, Tensor]:
 
 
 def _near(mean: Tensor, variance: Tensor, floor: Tensor | float = 0.0) -> bool:
-    """Every mean within two standard deviations of 0, or within the rounding of its centre."""
+    """Whether each mean is within two standard deviations of 0, or its centre's rounding."""
     return bool((mean.square() <= 4 * variance + torch.as_tensor(floor).square()).all())
 
 
 def _spread(n: int) -> Tensor:
-    """Indices of 256 of n rows, in no step with the rows of an image."""
+    """Return indices of 256 of n rows, out of step with the rows of an image."""
     return (torch.arange(CENTRE_ROWS, dtype=torch.float64) * GOLDEN % 1 * n).long()
-
-
-def _eigh(S: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues down and eigenvectors of a covariance; dead channels are their own directions.
-
-    LAPACK may fail to converge where most rows are zero or numbers are tiny, so it sees the live
-    part alone, scaled to 1, and where that fails once more the other triangle, then the SVD.
-    """
-    live = (S.diagonal() > 0).nonzero()[:, 0]
-    dead = (S.diagonal() <= 0).nonzero()[:, 0]
-    P = torch.zeros_like(S)
-    P[dead, len(live) + torch.arange(len(dead))] = 1
-    E = S.new_zeros(len(S))
-    if len(live):
-        block = S[live][:, live]
-        top = block.diagonal().max()
-        for solve in (_lower, _upper, _singular):
-            try:
-                values, vectors = solve(block / top)
-                break
-            except torch.linalg.LinAlgError:
-                continue
-        else:
-            raise CovNormError("this covariance has no eigenvalues that can be found: NaN in it?")
-        E[: len(live)] = values.clamp(min=0) * top
-        P[live, : len(live)] = vectors
-    return E, P
-
-
-def _lower(S: Tensor) -> tuple[Tensor, Tensor]:
-    E, P = torch.linalg.eigh(S)
-    return E.flip(0), P.flip(1)
-
-
-def _upper(S: Tensor) -> tuple[Tensor, Tensor]:
-    E, P = torch.linalg.eigh(S, UPLO="U")
-    return E.flip(0), P.flip(1)
-
-
-def _singular(S: Tensor) -> tuple[Tensor, Tensor]:
-    U, E, _ = torch.linalg.svd(S)
-    return E, U
 
 
 def _symmetric(S: Tensor) -> Tensor:
     return (S + S.T) / 2
 
 
-def _collective_device(group: dist.ProcessGroup | None, own: torch.device) -> torch.device:
-    """Where the group's backend wants its tensors: NCCL on the GPU, gloo anywhere."""
+def _collective_device(group: dist.ProcessGroup | None, here: torch.device) -> torch.device:
+    """Return where the group's backend needs its tensors: NCCL on the GPU, gloo anywhere."""
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
-    return own
+    return here
 
 
 def _keeps_digits(device: torch.device) -> bool:
-    """Whether float32 products are float32 on this device now, and not TF32 or bfloat16."""
+    """Whether float32 products are computed in float32 on this device, not TF32 or bfloat16."""
     cuda = device.type == "cuda"
     backend: Any = torch.backends.cuda if cuda else torch.backends.mkldnn
     precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)

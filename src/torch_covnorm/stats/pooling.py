@@ -1,9 +1,10 @@
-"""Statistics of several domains together: pooled moments (eq. 10), and what their losses feel."""
+"""Statistics of several domains together, for joint mode: moments (eq. 10) and loss metrics."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -11,40 +12,36 @@ from .moments import Moments
 
 
 class Felt(NamedTuple):
-    """What the losses of domains feel, as sums over them, so that a further one only adds.
+    """The loss metrics of several domains, as sums, so that a further domain only adds to them.
 
-    G (d_out, d_out): of ``N_i G_i``, at y. R (d_in, d_in): of ``N_i A_i^T G_i A_i``, at x.
+    G (d_out, d_out) is the sum of ``N_i G_i``, the metric of y. R (d_in, d_in) is the sum of
+    ``N_i A_i^T G_i A_i``, the metric of x.
     """
 
     G: Tensor
     R: Tensor
 
+    @classmethod
+    def of(cls, A: Tensor, G: Tensor, n: int) -> Felt:
+        """Return one domain's part, from its G = E[g g^T] at the output of its A (d_out, d_in)."""
+        G = G.cpu().double()
+        A = A.detach().to(G)
+        return cls(n * G, n * A.T @ G @ A)
 
-def felt_by(A: Tensor, G: Tensor, n: int) -> Felt:
-    """One domain's part, with its G = E[g g^T] at the output of its A (d_out, d_in)."""
-    G = G.cpu().double()
-    A = A.detach().to(G)
-    return Felt(n * G, n * A.T @ G @ A)
+    def merge(self, other: Felt) -> Felt:
+        """Return the sums over both sets of domains."""
+        return Felt(self.G + other.G, self.R + other.R)
 
 
-def all_felt(
-    before: Mapping[str, Felt], parts: Mapping[str, Mapping[str, Felt]]
-) -> dict[str, Felt]:
-    """The sums over all domains, at every site."""
-    total = dict(before)
-    for by_site in parts.values():
-        for site, new in by_site.items():
-            old = total.get(site)
-            total[site] = new if old is None else Felt(old.G + new.G, old.R + new.R)
-    return total
+Statistics = TypeVar("Statistics", Moments, Felt)
 
 
 def pooled(
-    before: Mapping[str, Moments], parts: Mapping[str, Mapping[str, Moments]]
-) -> dict[str, Moments]:
-    """Eq. 10 at every site: the moments of all domains' rows together."""
+    before: Mapping[str, Statistics], parts: Mapping[str, Mapping[str, Statistics]]
+) -> dict[str, Statistics]:
+    """Merge the statistics of several domains at every site (eq. 10); `before` may be empty."""
     total = dict(before)
     for by_site in parts.values():
-        for site, m in by_site.items():
-            total[site] = total[site].merge(m) if site in total else m.weighted(m.n)
+        for site, new in by_site.items():
+            total[site] = total[site].merge(new) if site in total else copy.deepcopy(new)
     return total

@@ -1,4 +1,4 @@
-"""How many directions to keep: the rank rules over a spectrum E (d,), largest first."""
+"""Rank rules: how many directions of a spectrum E (d,), largest first, to keep."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from ..errors import CovNormError
+from ..errors import CovNormError, choices
 
 T = TypeVar("T")
+RankRule = Callable[[Tensor, float], int]  # (spectrum, threshold t) → rank
 
 
 def explained(E: Tensor) -> Tensor:
-    """``r_i = sum_{k<=i} e_k / sum_k e_k`` (d,): the variance that the first i explain."""
+    """Return ``r_i = sum_{k<=i} e_k / sum_k e_k`` (d,): the share that the first i explain."""
     cumulated = E.double().cumsum(0)
     return cumulated / cumulated[-1]
 
 
 def by_variance(E: Tensor, t: float) -> int:
-    """The paper's rule: the smallest i with ``r_i > t``; ``t = 1`` keeps every direction.
+    """Return the paper's rank: the smallest i with ``r_i > t``; ``t = 1`` keeps all directions.
 
     A feature that never varies has no spectrum to choose by and keeps one direction.
     """
@@ -32,26 +33,26 @@ def by_variance(E: Tensor, t: float) -> int:
 
 
 def by_variance_official(E: Tensor, t: float) -> int:
-    """The authors' code: how many ``r_i < t`` (one fewer than the paper's), at least 2."""
+    """Return the rank of the authors' code: the number of ``r_i < t``, but at least 2."""
     check_threshold(t)
     below = int((explained(E) < t).sum()) if E[0] > 0 else 0
     return min(max(below, 2), len(E))
 
 
 def by_budget(
-    spectra: Mapping[str, Tensor], costs: Mapping[str, int], budget: int, least: int = 1
+    worths: Mapping[str, Tensor], costs: Mapping[str, int], budget: int, least: int = 1
 ) -> dict[str, int]:
-    """{site: k}: one budget of parameters for all sites, spent on what is worth most.
+    """Spend one budget of parameters over all sites where it is worth most; return {site: k}.
 
-    Direction i of a site is worth ``e_i`` (its output variance, or its loss ``s_i²``) for `costs` =
-    d_in + d_out parameters; the largest ``e_i / cost`` come first, as far as the budget goes. Every
-    site keeps `least` directions, 1 or 0.
+    Direction i of a site is worth ``e_i`` (its output variance, or its loss ``s_i²``) and costs
+    d_in + d_out parameters. Directions are taken in the order of ``e_i / cost`` until the budget is
+    spent. Every site keeps at least `least` directions (1 or 0).
     """
-    ranks = dict.fromkeys(spectra, least)
+    ranks = dict.fromkeys(worths, least)
     left = budget - check_budget(budget, list(costs.values()), least)
     offers = [
-        (float(e) / costs[site], place, site)
-        for place, (site, E) in enumerate(spectra.items())
+        (float(e) / costs[site], position, site)
+        for position, (site, E) in enumerate(worths.items())
         for e in E[least:]
         if least or e > 0
     ]
@@ -63,9 +64,9 @@ def by_budget(
 
 
 def smallest(sizes: Sequence[T], good: Callable[[T], bool]) -> T:
-    """The smallest of rising sizes that is good, by bisection; the last one counts as good.
+    """Return the smallest of increasing sizes that is good, by bisection.
 
-    What is good stays good as it grows: asked of ``log2(len(sizes))`` of them.
+    Assumes that sizes above a good one are good, and that the last one is.
     """
     low, high = 0, len(sizes) - 1
     while low < high:
@@ -75,35 +76,44 @@ def smallest(sizes: Sequence[T], good: Callable[[T], bool]) -> T:
 
 
 def check_budget(budget: int, costs: Sequence[int], least: int = 1) -> int:
-    """Refuse a budget that is not enough for `least` directions at every site, or for any at all.
+    """Check that a budget buys `least` directions at every site (or one anywhere, if `least` is 0).
 
-    Returns what those at every site cost.
+    Returns the cost of those at every site.
     """
     needed, what = sum(costs), f"one direction at each of {len(costs)} sites"
     if not least:
         needed, what = min(costs), f"one direction at the cheapest of {len(costs)} sites"
     if budget < needed:
         raise CovNormError(
-            f"budget={budget}: {what} costs {needed} parameters: give as many or more"
+            f"budget={budget} is too small: {what} costs {needed} parameters. Give at least that."
         )
     return needed * least
 
 
 def check_threshold(t: float) -> None:
-    """Refuse a threshold outside (0, 1]."""
+    """Check that a threshold lies in (0, 1]."""
     if not 0 < t <= 1:
         raise CovNormError(f"variance={t}: the share of variance to keep must lie in (0, 1]")
 
 
-def check_ranks(kx: int, ky: int, d_in: int, d_out: int, site: str, least: int = 1) -> None:
-    """Refuse ranks outside 1…d, or 0…d."""
+def check_ranks(kx: int, ky: int, d_in: int, d_out: int, least: int = 1) -> None:
+    """Check that ranks lie in least…d."""
     for name, k, d in (("k_x", kx, d_in), ("k_y", ky, d_out)):
         if not least <= k <= d:
-            raise CovNormError(f"site {site!r}: {name} = {k}, must lie in {least}…{d}")
+            raise CovNormError(f"{name} = {k}, must lie in {least}…{d}")
+
+
+def check_rank_pairs(ranks: Mapping[str, object], sites: Mapping[str, object]) -> None:
+    """Check that explicit ranks are {site: (kx, ky)} for sites that exist."""
+    for site, pair in ranks.items():
+        if site not in sites:
+            raise CovNormError(f"ranks for unknown site {site!r}: {choices(site, sites)}")
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise CovNormError(f"site {site!r}: ranks {pair!r}, give (kx, ky)")
 
 
 def rank_of(rank: int | float, d_out: int, d_in: int) -> int:
-    """A rank given as a number of directions, or as a share of d_out in (0, 1): r = d/2^i."""
+    """Return the rank for a number of directions, or for a share of d_out in (0, 1): r = d/2^i."""
     share = isinstance(rank, float)
     if isinstance(rank, bool) or (share and not 0 < rank < 1) or rank <= 0:
         raise CovNormError(f"rank={rank}: give a whole number from 1, or a share in (0, 1)")
