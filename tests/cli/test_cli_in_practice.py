@@ -1,4 +1,4 @@
-"""What happens to users: images change, settings are wrong, domains join one after the other."""
+"""What goes wrong in practice: changed images, wrong settings, domains that join one by one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
-    """Two domains of residual adapters, made by the command."""
+    """An ecology with two domains of residual adapters, built by the command."""
     place = tmp_path_factory.mktemp("practice")
     photos(place / "photos")
     npz(place / "digits.npz")
@@ -46,7 +46,7 @@ def says(words, *args):
     assert words in ran.err, ran.err
 
 
-def test_images_that_have_changed_are_refused_not_learned_with_other_labels(house):
+def test_images_that_have_changed_are_refused_not_used_with_wrong_labels(house):
     folder = house / "photos"
     first = sorted(p for p in folder.iterdir())[0]
     first.rename(folder / "zoo")  # every label moves by one
@@ -86,18 +86,18 @@ def test_tables_are_not_cut_in_a_pipe(house):
         ("nothing", "KEY=VALUE"),
     ],
 )
-def test_wrong_settings_are_one_line_before_anything_runs(house, setting, words):
+def test_wrong_settings_are_refused_before_anything_runs(house, setting, words):
     says(words, "add", "x", house / "digits.npz", "--set", setting, "--size", 32, "-q")
 
 
 def test_what_this_network_cannot_do_is_refused_before_it_trains(house, tmp_path):
     says("one direction at each", "add", "x", house / "digits.npz", "--budget", 1e-5, *QUICK)
-    npz(tmp_path / "one.npz", 10, 10)  # an image a class: no validation part
+    npz(tmp_path / "one.npz", 10, 10)  # one image per class: no validation split
     says("--max-drop", "add", "x", tmp_path / "one.npz", "--max-drop", 1, *QUICK)
     assert not (house / "house" / "work" / "domains" / "x" / "trained").exists()
 
 
-def test_verify_prints_json_for_a_damaged_manifest_however_it_was_found(tmp_path, monkeypatch):
+def test_verify_prints_json_for_a_damaged_manifest(tmp_path, monkeypatch):
     ecology = Ecology.create(tmp_path / "e", small.backbone())
     ecology.file.write_text("{}")
     monkeypatch.setenv("COVNORM_ECOLOGY", str(tmp_path / "e"))
@@ -112,7 +112,7 @@ def test_usage_errors_name_the_command_and_exports_know_their_ending(house, tmp_
     assert ran.json["to"] == "state-dict"
 
 
-def test_a_class_whose_name_is_no_text_is_refused_at_once(tmp_path):
+def test_a_class_whose_name_is_not_text_is_refused(tmp_path):
     photos(tmp_path / "photos")
     odd = os.fsdecode(os.fsencode(tmp_path / "photos") + b"/caf\xe9")
     next((tmp_path / "photos").iterdir()).rename(odd)
@@ -153,9 +153,7 @@ def test_one_more_joins_without_the_images_of_the_others(tmp_path):
     assert {n: ecology.entry(n) for n in before} == before
     assert {e.basis for e in ecology.domains.values()} == {"joint"}
     assert verify(ecology.folder) == []
-    small.joined(
-        ecology, variance=1.0
-    )  # nothing new: all are tuned again, and a name twice is once
+    small.joined(ecology, variance=1.0)  # no new domain: all are tuned again
     with pytest.raises(cn.CovNormError, match="unknown domain"):
         join(ecology, ["nobody"], data, config, backbone=small.backbone())
 
@@ -174,7 +172,7 @@ def test_joining_all_leaves_domains_of_other_bases_there(tmp_path):
     }
 
 
-def test_a_preset_trains_a_as_it_says(tmp_path, monkeypatch):
+def test_a_preset_decides_how_a_is_trained(tmp_path, monkeypatch):
     right, seen = adding.adapt, []
 
     def adapt(net, name, *args, **kwargs):
@@ -197,7 +195,7 @@ def test_the_history_counts_as_the_list_does_and_forgetting_is_kept(tmp_path, me
     assert (facts["results"]["forgetting"] is not None) == (method == "lwf")
 
 
-def test_an_adapter_that_stays_whole_says_so(tmp_path):
+def test_an_uncompressed_adapter_is_reported(tmp_path):
     ecology = Ecology.create(tmp_path / "e", small.backbone())
     config = add_config("covnorm", {"max_drop": 0.0, "epochs": 8, "lr": 0.02}, batch=20)
     adding.add(ecology, "digits", small.decoded(), config, backbone=small.backbone())
@@ -205,7 +203,7 @@ def test_an_adapter_that_stays_whole_says_so(tmp_path):
     assert details["whole"] == (ecology.entry("digits").parameters >= details["denominators"]["ra"])
 
 
-def test_verify_says_nothing_of_what_others_removed_meanwhile(tmp_path):
+def test_verify_ignores_what_others_remove_meanwhile(tmp_path):
     ecology = Ecology.create(tmp_path / "e", small.backbone())
     small.put(ecology, "a", "b", "c")
 

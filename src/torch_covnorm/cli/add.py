@@ -80,12 +80,10 @@ def init(
 
     covnorm init house --backbone vgg16 --weights vgg16.safetensors
     """
-    screen = Screen(json, quiet)
-    made = Ecology.create(folder, backbone, weights).backbone
-    value = {"ecology": str(folder), "backbone": made}
-    screen.result(
-        value,
-        f"{folder}: {made['name']}, {made['parameters']:,} parameters, {size(made['bytes'])}",
+    record = Ecology.create(folder, backbone, weights).backbone
+    Screen(json, quiet).result(
+        {"ecology": str(folder), "backbone": record},
+        f"{folder}: {record['name']}, {record['parameters']:,} parameters, {size(record['bytes'])}",
         f"next: covnorm add NAME IMAGES --ecology {folder}",
     )
 

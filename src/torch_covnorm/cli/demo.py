@@ -93,7 +93,7 @@ def demo(
         "shared": ecology.details(sample.SAMPLES[0])["results"]["parameters"]["shared"],
         "seconds": time.perf_counter() - start,
     }
-    precisions = sorted({found["dtype"] for found in smallest.values()})
+    precisions = sorted({result["dtype"] for result in smallest.values()})
     screen.result(value, *_tables(value, precisions), *_next_steps(folder, value["report"]))
     screen.info(f"{value['seconds'] / 60:.1f} minutes")
 
@@ -109,10 +109,10 @@ def _open(folder: Path, seed: int) -> Ecology:
             "folder for the demo"
         )
     for name in set(sample.SAMPLES) & set(ecology.domains):
-        made = ecology.details(name)["settings"].get("seed")
-        if made != seed:
+        used = ecology.details(name)["settings"].get("seed")
+        if used != seed:
             raise CovNormError(
-                f"{folder}: domain {name!r} was made with --seed {made}: choose another folder, or "
+                f"{folder}: domain {name!r} was made with --seed {used}: choose another folder, or "
                 "the same seed"
             )
     return ecology
@@ -138,13 +138,13 @@ def _add(screen: Screen, ecology: Ecology, name: str, seed: int, number: int) ->
 def _find_smallest(screen: Screen, ecology: Ecology, seed: int) -> dict[str, dict[str, Any]]:
     """Compress each trained A to the smallest file; keep the results for a second run."""
     file = ecology.folder / "smallest.json"
-    found: dict[str, dict[str, Any]] = json_.loads(file.read_text()) if file.exists() else {}
+    results: dict[str, dict[str, Any]] = json_.loads(file.read_text()) if file.exists() else {}
     for name in sample.SAMPLES:
-        if name not in found:
+        if name not in results:
             screen.info(f"smallest file for {name}: at most {MAX_DROP} points below RA")
-            found[name] = _smallest(screen, ecology, name, seed)
-            write_file(file, json_.dumps(found, indent=1).encode())
-    return found
+            results[name] = _smallest(screen, ecology, name, seed)
+            write_file(file, json_.dumps(results, indent=1).encode())
+    return results
 
 
 def _smallest(screen: Screen, ecology: Ecology, name: str, seed: int) -> dict[str, Any]:

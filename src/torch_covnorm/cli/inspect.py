@@ -76,8 +76,8 @@ def _results(results: dict[str, Any]) -> Iterator[Table | str]:
         yield table("ranks", RANKS, [_rank_row(results, site) for site in results["ranks"]])
     denominators = results["denominators"]
     shares = [
-        (kind, count, *(f"{count / max(n, 1):.2%}" for n in denominators.values()))
-        for kind, count in results["parameters"].items()
+        (part, count, *(f"{count / max(n, 1):.2%}" for n in denominators.values()))
+        for part, count in results["parameters"].items()
     ]
     yield table("sizes", ("parameters", "", *(f"of {k}" for k in denominators)), shares)
     yield ", ".join(f"{k}: {n:,}" for k, n in denominators.items())
