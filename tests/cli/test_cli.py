@@ -12,33 +12,18 @@ from pathlib import Path
 
 import pytest
 import typer
-from command import covnorm, npz, photos
+from command import QUICK, covnorm, npz
 
 import torch_covnorm as cn
 from torch_covnorm.cli.app import app
 from torch_covnorm.cli.options import domain_names
 
 COMMANDS = ("init add join list show predict eval remove verify export report bench demo").split()  # noqa: SIM905
-QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """An ecology with two domains of real images, built by the command."""
-    place = tmp_path_factory.mktemp("built")
-    photos(place / "photos")
-    npz(place / "digits.npz")
-    assert covnorm("init", place / "house").code == 0
-    where = ("--ecology", place / "house")
-    first = covnorm("add", "clipart", place / "photos", *QUICK, "--variance", 0.9, *where, "--json")
-    second = covnorm("add", "digits", place / "digits.npz", *QUICK, "--budget", 0.005, *where)
-    assert first.code == second.code == 0, first.err + second.err
-    return place, first.json, second
 
 
 @pytest.fixture
 def house(built, tmp_path, monkeypatch):
-    """A copy of it that a test may change, as the working directory."""
+    """A copy of the built ecology that a test may change, as the working directory."""
     shutil.copytree(built[0], tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy" / "house")
     return tmp_path / "copy"

@@ -7,7 +7,7 @@ import os
 import pytest
 import small_ecology as small
 import torch
-from command import covnorm, npz, photos
+from command import QUICK, covnorm, npz, photos
 
 import torch_covnorm as cn
 from torch_covnorm.data import read_source
@@ -17,26 +17,12 @@ from torch_covnorm.ecology.config import add_config
 from torch_covnorm.ecology.join import METHOD, join
 from torch_covnorm.training import probe as bare
 
-QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")
 
-
-@pytest.fixture(scope="module")
-def house(tmp_path_factory):
-    """An ecology with two domains of residual adapters, built by the command."""
-    place = tmp_path_factory.mktemp("practice")
-    photos(place / "photos")
-    npz(place / "digits.npz")
-    assert covnorm("init", place / "house").code == 0
-    for name, images in (("clipart", "photos"), ("digits", "digits.npz")):
-        where = ("--ecology", place / "house")
-        ran = covnorm("add", name, place / images, "--method", "ra", *QUICK, *where)
-        assert ran.code == 0, ran.err
-    return place
-
-
-@pytest.fixture(autouse=True)
-def _inside(house, monkeypatch):
-    monkeypatch.setenv("COVNORM_ECOLOGY", str(house / "house"))
+@pytest.fixture
+def house(built, monkeypatch):
+    """The folder of the built ecology and its images; tests leave them as they were."""
+    monkeypatch.setenv("COVNORM_ECOLOGY", str(built[0] / "house"))
+    return built[0]
 
 
 def says(words, *args):
@@ -76,7 +62,7 @@ def test_tables_are_not_cut_in_a_pipe(house):
     [
         ("seed=3", "--seed"),
         ("variance=abc", "give a number"),
-        ("rank=x", "is no setting of method 'covnorm'"),
+        ("rank=x", "method 'covnorm' has no setting rank="),
         ("epochs=abc", "give a whole number"),
         ("epochs=1.5", "give a whole number"),
         ("weight_decay=x", "give a number"),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from command import covnorm, npz
+from command import QUICK, covnorm, npz
 
 import torch_covnorm as cn
 from torch_covnorm.compress.precision import PRECISIONS
 from torch_covnorm.data.loader import Batches
 from torch_covnorm.ecology.images import images_of
-
-QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,8 @@ def test_the_demo_builds_an_ecology_and_resumes(tmp_path, monkeypatch):
     first = covnorm("demo", house, "--json")
     assert first.code == 0, first.err
     result = first.json
-    assert [row["name"].split()[0].strip(",") for row in result["rows"]] == [
-        "bare",
-        "RA",
-        "CovNorm",
-        "smallest",
-        "joint",
-    ]
+    names = ["bare", "RA", "CovNorm", "smallest", "joint"]
+    assert [row["name"].split()[0].strip(",") for row in result["rows"]] == names
     by_task = [list(accuracies.values()) for accuracies in result["tasks"].values()]
     means = [sum(column) / 4 for column in zip(*by_task, strict=True)]
     assert means == pytest.approx([row["accuracy"] for row in result["rows"]])

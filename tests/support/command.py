@@ -17,6 +17,8 @@ from PIL import Image
 from torch_covnorm.cli import main
 from torch_covnorm.data import load_sample
 
+QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")  # settings of a short `add`
+
 
 @dataclass(frozen=True)
 class Ran:

@@ -34,39 +34,27 @@ from .summary import add_result, summary
 ranks, training, inputs = panel("Ranks"), panel("Training"), panel("Images")
 stored = panel("Stored file")
 
-Epochs = Annotated[int | None, training(min=0, help="Epochs of training A. Default: 10.")]
-Rate = Annotated[
-    float | None, training("--lr", help="Peak learning rate. Default: depends on the method.")
-]
+Epochs = Annotated[int | None, training("Epochs of training A. Default: 10.", min=0)]
+Rate = Annotated[float | None, training("Learning rate. Default: depends on the method.", "--lr")]
 Norms = Annotated[
     str | None,
-    training(
-        help="BatchNorm statistics while training: frozen, or batch, which needs many images. "
-        "Default: batch for method bn, else frozen."
-    ),
+    training("BatchNorm statistics: frozen or batch. Default: batch for method bn, else frozen."),
 ]
-Batch = Annotated[int, training(min=2, help="Images per training step.")]
+Batch = Annotated[int, training("Images per training step.", min=2)]
 Settings = Annotated[
     list[str] | None,
-    training(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any other setting of the method or its training. Repeat for several.",
-    ),
+    training("Any other setting of the method or its training.", "--set", metavar="KEY=VALUE"),
 ]
 Variance = Annotated[
-    float | None, ranks(help="Keep this share of the variance at every layer (the paper: 0.99).")
+    float | None, ranks("Keep this share of the variance at every layer (the paper: 0.99).")
 ]
-Fresh = Annotated[bool, run_option("--fresh", help="Discard unfinished work and start over.")]
+Fresh = Annotated[bool, run_option("Discard unfinished work and start over.", "--fresh")]
 
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="ECOLOGY", help="Folder to create.")],
     backbone: Annotated[
-        str,
-        typer.Option(
-            help="efficientnet-lite0, vgg16, resnet26, the name of a timm model, or a weights file."
-        ),
+        str, typer.Option(help="efficientnet-lite0, vgg16, resnet26, a timm name, or a file.")
     ] = "efficientnet-lite0",
     weights: Annotated[
         str | None, typer.Option(help="Weights file for a backbone given by name, or 'random'.")
@@ -90,73 +78,55 @@ def init(
 
 def add(
     name: Annotated[str, typer.Argument(metavar="DOMAIN", help="Name of the new domain.")],
-    images: Annotated[
-        Path,
-        typer.Argument(
-            metavar="IMAGES",
-            help="A folder with one subfolder per class (or train/, val/ and test/ folders of "
-            "such), a .csv of path,label[,split], or an .npz with x_train, y_train, …",
-        ),
-    ],
-    method: Annotated[str, training(help=f"One of: {', '.join(METHODS)}.")] = "covnorm",
+    images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Folder, .csv or .npz file.")],
+    method: Annotated[str, training(f"One of: {', '.join(METHODS)}.")] = "covnorm",
     variance: Variance = None,
     budget: Annotated[
-        float | None,
-        ranks(help="Adapter parameters as a share of the backbone's, for example 0.01."),
+        float | None, ranks("Adapter parameters as a share of the backbone's, for example 0.01.")
     ] = None,
     max_drop: Annotated[
         float | None,
-        ranks(
-            help="Choose the smallest file that loses at most this many points of validation "
-            "accuracy. Default rule, with 0.5."
-        ),
+        ranks("Smallest file within this many points of validation accuracy. The default, at 0.5."),
     ] = None,
     metric: Annotated[
         str | None,
         ranks(
-            help="What decides which directions to keep: variance (the paper), or loss, their "
-            "effect on the loss. Default: loss with --max-drop, else variance."
+            "Value directions by variance or loss. Default: loss with --max-drop, else variance."
         ),
     ] = None,
     epochs: Epochs = None,
     lr: Rate = None,
     norms: Norms = None,
     batch: Batch = BATCH,
-    flip: Annotated[bool, training("--flip", help="Also train on mirrored images.")] = False,
-    shift: Annotated[
-        int, training(min=0, help="Also train on images shifted by up to this many pixels.")
-    ] = 0,
+    flip: Annotated[bool, training("Also train on mirrored images.", "--flip")] = False,
+    shift: Annotated[int, training("Also train on images shifted by up to N pixels.", min=0)] = 0,
     settings: Settings = None,
     pixels: Annotated[
-        int | None,
-        inputs(
-            "--size", min=8, help="Side of the network's input in pixels. Default: by the images."
-        ),
+        int | None, inputs("Side of the input in pixels. Default: by the images.", "--size", min=8)
     ] = None,
     fit: Annotated[
-        str, inputs(help="squash: use the whole image; crop: use its central square.")
+        str, inputs("squash: use the whole image; crop: use its central square.")
     ] = "squash",
-    strict: Annotated[bool, inputs("--strict", help="Stop at the first unreadable image.")] = False,
+    strict: Annotated[bool, inputs("Stop at the first unreadable image.", "--strict")] = False,
     limit: Annotated[
-        float, inputs(min=0, max=1, help="Share of the images that may be unreadable.")
+        float, inputs("Share of the images that may be unreadable.", min=0, max=1)
     ] = 0.05,
     dtype: Annotated[
         str | None,
         stored(
-            help="Precision of the stored numbers: float32, float16, int8, or smallest, the one "
-            "with the smallest file within --max-drop. Default: smallest with --max-drop, else "
-            "float16."
+            "float32, float16, int8 or smallest. Default: smallest with --max-drop, else float16."
         ),
     ] = None,
-    replace: Annotated[
-        bool, stored("--replace", help="Replace the domain if it already exists.")
-    ] = False,
+    replace: Annotated[bool, stored("Replace an existing domain.", "--replace")] = False,
     fresh: Fresh = False,
     seed: Seed = 0,
     *,
     common: Compute,
 ) -> None:
     """Adapt the backbone to labelled images and store the result as a domain.
+
+    IMAGES is a folder with one subfolder per class (or train/, val/ and test/ folders of such), a
+    .csv with path,label[,split], or an .npz with x_train, y_train, …
 
     covnorm add flowers photos/
 
@@ -225,10 +195,8 @@ def join(
     norms: Norms = None,
     batch: Batch = BATCH,
     settings: Settings = None,
-    basis: Annotated[str, stored(help="Name of the shared basis.")] = "joint",
-    dtype: Annotated[
-        str, stored(help="Precision of the stored numbers: float32, float16 or int8.")
-    ] = "float16",
+    basis: Annotated[str, stored("Name of the shared basis.")] = "joint",
+    dtype: Annotated[str, stored("float32, float16 or int8.")] = "float16",
     fresh: Fresh = False,
     seed: Seed = 0,
     *,

@@ -258,33 +258,17 @@ def _means(ecology: Ecology, system: str, tasks: list[dict[str, Measured]]) -> d
 def _tables(value: dict[str, Any], precisions: list[str]) -> list[Table | str]:
     """Return what the demo prints of its results."""
     means = [
-        (
-            row["name"],
-            row["accuracy"],
-            row["adapter"],
-            f"{row['of_ra']:.1f}",
-            f"{row['of_network']:.2f}",
-            row["bytes"] and size(row["bytes"]),
-            row["bytes"] and f"{row['of_bytes']:.2f}",
-        )
+        (row["name"], row["accuracy"], row["adapter"], row["of_ra"], f"{row['of_network']:.2f}")
+        + ((size(row["bytes"]), f"{row['of_bytes']:.2f}") if row["bytes"] else (None, None))
         for row in value["rows"]
     ]
-    columns = (
-        "mean of four",
-        "accuracy %",
-        "adapter",
-        "% of RA",
-        "% of network",
-        "file",
-        "% of network",
-    )
+    columns = ("mean of four", "accuracy %", "adapter", "% of RA", "% of net", "file", "% of net")
+    accuracies = [(name, *task.values()) for name, task in value["tasks"].items()]
     answers = [tuple(answer.values()) for answer in value["switching"]]
     return [
         table("", ("one batch", "truth", "answer", "probability %"), answers),
         "",
-        table(
-            "", ("test accuracy %", *SYSTEMS), [(n, *v.values()) for n, v in value["tasks"].items()]
-        ),
+        table("", ("test accuracy %", *SYSTEMS), accuracies),
         "",
         table("", columns, means),
         "adapter: number of parameters, counted as in the paper; the four joint domains share "

@@ -29,8 +29,12 @@ ECOLOGY_HELP = (
 
 
 def panel(title: str) -> Callable[..., Any]:
-    """Return `typer.Option` for the options of one panel of a help page."""
-    return functools.partial(typer.Option, rich_help_panel=title)
+    """Return a function (help text, option names, settings) that declares options of a panel."""
+
+    def option(text: str, *names: str, **settings: Any) -> Any:
+        return typer.Option(*names, help=text, rich_help_panel=title, **settings)
+
+    return option
 
 
 run_option = panel("Run")
@@ -93,15 +97,12 @@ def pairs(given: list[str]) -> dict[str, Any]:
     return settings
 
 
-Json = Annotated[bool, run_option("--json", help="Print the result as JSON on stdout.")]
-Quiet = Annotated[bool, run_option("--quiet", "-q", help="Print only results and errors.")]
-Seed = Annotated[int, run_option(help="Seed of all random numbers and of the splits made here.")]
-Threads = Annotated[
-    int | None, run_option(min=1, help="Number of CPU threads. Default: chosen by torch.")
-]
+Json = Annotated[bool, run_option("Print the result as JSON on stdout.", "--json")]
+Quiet = Annotated[bool, run_option("Print only results and errors.", "--quiet", "-q")]
+Seed = Annotated[int, run_option("Seed of all random numbers and of the splits made here.")]
+Threads = Annotated[int | None, run_option("CPU threads. Default: chosen by torch.", min=1)]
 Name = Annotated[
-    str,
-    typer.Argument(metavar="DOMAIN", autocompletion=domain_names, help="Name of a domain."),
+    str, typer.Argument(metavar="DOMAIN", autocompletion=domain_names, help="Name of a domain.")
 ]
 
 
@@ -109,7 +110,7 @@ Name = Annotated[
 class Common:
     """The options of every command that works on an existing ecology."""
 
-    where: Annotated[Path | None, run_option("--ecology", help=ECOLOGY_HELP)] = None
+    where: Annotated[Path | None, run_option(ECOLOGY_HELP, "--ecology")] = None
     json: Json = False
     quiet: Quiet = False
 
@@ -133,7 +134,7 @@ class Common:
 class Compute(Common):
     """The options of every command that also runs the network."""
 
-    device: Annotated[str, run_option(help="cpu, cuda or mps.")] = "cpu"
+    device: Annotated[str, run_option("cpu, cuda or mps.")] = "cpu"
     threads: Threads = None
 
     def __post_init__(self) -> None:

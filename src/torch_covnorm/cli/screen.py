@@ -52,8 +52,10 @@ class Screen:
             if isinstance(part, str):
                 self.out.print(_printable(part), markup=False)
             else:  # at full width: a truncated number would be wrong
-                wide = self.out.options.update(max_width=10_000)
-                self.out.print(part, width=Measurement.get(self.out, wide, part).maximum)
+                unlimited = self.out.options.update(max_width=10_000)
+                needed = Measurement.get(self.out, unlimited, part).maximum
+                self.out.width = max(self.out.width, needed)
+                self.out.print(part)
 
     def info(self, text: str) -> None:
         """Print a message about what is happening, unless quiet."""

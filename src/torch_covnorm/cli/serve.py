@@ -20,45 +20,41 @@ access, log = panel("Access"), panel("Logs")
 def serve(
     folder: Annotated[Path | None, typer.Argument(metavar="ECOLOGY", help=ECOLOGY_HELP)] = None,
     host: Annotated[
-        str, address(help="Address to listen on; 0.0.0.0 listens on every interface.")
+        str, address("Address to listen on; 0.0.0.0 listens on every interface.")
     ] = "127.0.0.1",
     port: Annotated[
-        int, address(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
+        int, address("Port to listen on; 0 picks a free one.", min=0, max=65535)
     ] = 8080,
-    workers: Annotated[int, batching(min=1, help="Number of worker processes.")] = 1,
-    threads: Annotated[
-        int, batching(min=0, help="CPU threads per worker; 0 lets torch choose.")
-    ] = 0,
-    batch: Annotated[int, batching(min=1, help="Most images per forward pass.")] = 16,
+    workers: Annotated[int, batching("Number of worker processes.", min=1)] = 1,
+    threads: Annotated[int, batching("CPU threads per worker; 0 lets torch choose.", min=0)] = 0,
+    batch: Annotated[int, batching("Most images per forward pass.", min=1)] = 16,
     wait: Annotated[
-        float, batching(min=0, help="Milliseconds to wait for more images to fill a batch.")
+        float, batching("Milliseconds to wait for more images to fill a batch.", min=0)
     ] = 4,
     mixed: Annotated[
         bool,
-        batching("--mixed/--no-mixed", help="Whether a batch may contain several domains."),
+        batching("Whether a batch may contain several domains.", "--mixed/--no-mixed"),
     ] = True,
     queue: Annotated[
-        int, limit(min=1, help="Images that may wait; further requests get status 429.")
+        int, limit("Images that may wait; further requests get status 429.", min=1)
     ] = 256,
-    deadline: Annotated[
-        float, limit(min=0.001, help="Seconds until a request gets status 504.")
-    ] = 2,
+    deadline: Annotated[float, limit("Seconds until a request gets status 504.", min=0.001)] = 2,
     resident: Annotated[
-        float, limit(min=0.001, help="Megabytes of domains that a worker keeps in memory.")
+        float, limit("Megabytes of domains that a worker keeps in memory.", min=0.001)
     ] = 2000,
     pin: Annotated[
         list[str] | None,
-        limit(help="Domain to keep in memory from the start. Repeat for several."),
+        limit("Domain to keep in memory from the start. Repeat for several."),
     ] = None,
     keys: Annotated[
         Path | None,
-        access(help="File with one API key per line. Default: no key is needed."),
+        access("File with one API key per line. Default: no key is needed."),
     ] = None,
     allow_writes: Annotated[
-        bool, access("--allow-writes", help="Let clients upload and delete domains.")
+        bool, access("Let clients upload and delete domains.", "--allow-writes")
     ] = False,
-    logs: Annotated[str, log(help="Format of the log on stderr: text or json.")] = "text",
-    json: Annotated[bool, address("--json", help="Print the address as JSON on stdout.")] = False,
+    logs: Annotated[str, log("Format of the log on stderr: text or json.")] = "text",
+    json: Annotated[bool, address("Print the address as JSON on stdout.", "--json")] = False,
 ) -> None:
     """Serve the domains over HTTP, with a web page at /.
 
