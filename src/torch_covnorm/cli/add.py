@@ -33,6 +33,7 @@ from .summary import add_result, summary
 
 ranks, training, inputs = panel("Ranks"), panel("Training"), panel("Images")
 stored = panel("Stored file")
+SINGLE = [name for name, method in METHODS.items() if not method.joint]  # of one domain
 
 Epochs = Annotated[int | None, training("Epochs of training A. Default: 10.", min=0)]
 Rate = Annotated[float | None, training("Learning rate. Default: depends on the method.", "--lr")]
@@ -79,14 +80,16 @@ def init(
 def add(
     name: Annotated[str, typer.Argument(metavar="DOMAIN", help="Name of the new domain.")],
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Folder, .csv or .npz file.")],
-    method: Annotated[str, training(f"One of: {', '.join(METHODS)}.")] = "covnorm",
+    method: Annotated[str, training(f"One of: {', '.join(SINGLE)}.")] = "covnorm",
     variance: Variance = None,
     budget: Annotated[
         float | None, ranks("Adapter parameters as a share of the backbone's, for example 0.01.")
     ] = None,
     max_drop: Annotated[
         float | None,
-        ranks("Smallest file within this many points of validation accuracy. The default, at 0.5."),
+        ranks(
+            "Find the smallest file that loses at most this many points. Default rule, with 0.5."
+        ),
     ] = None,
     metric: Annotated[
         str | None,
@@ -113,9 +116,7 @@ def add(
     ] = 0.05,
     dtype: Annotated[
         str | None,
-        stored(
-            "float32, float16, int8 or smallest. Default: smallest with --max-drop, else float16."
-        ),
+        stored("float32, float16, int8 or smallest (the default with --max-drop; else float16)."),
     ] = None,
     replace: Annotated[bool, stored("Replace an existing domain.", "--replace")] = False,
     fresh: Fresh = False,
