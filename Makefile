@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Idle torch threads sleep instead of spinning: 5× faster beside any other busy process.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo recipe test check setup format bench bench-methods bench-serving clean
+.PHONY: demo recipe test check docs setup format bench bench-methods bench-serving clean
 
 demo: setup  ## an ecology of four real tasks on one real network, in some ten minutes
 	$(BIN)/covnorm demo
@@ -19,6 +19,10 @@ check: setup  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs-installed  ## the documentation as a site that is read from disk: site/index.html
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo site/index.html
 
 format: setup
 	$(BIN)/ruff format .
@@ -40,5 +44,9 @@ $(VENV)/.installed: requirements.txt constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) covnorm-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) covnorm-demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis

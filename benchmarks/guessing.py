@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import torch_covnorm as cn
-from torch_covnorm.data.decode import fit_image
+from torch_covnorm.data.images import fit_image
 from torch_covnorm.ecology import Ecology
 from torch_covnorm.ecology.measure import png
 from torch_covnorm.ecology.store import Details

@@ -1,13 +1,16 @@
-"""The package itself: lean import, one direction of imports, a README and a recipe that run."""
+"""The package itself: lean import, one direction of imports, docs that run and links that lead."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import glob
+import importlib
 import re
 import shlex
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -86,12 +89,29 @@ def test_every_public_name_has_a_docstring():
             assert getattr(cn, name).__doc__
 
 
+# Every page, and those with blocks that run. "docs/howto/serve.md" needs a server and has none.
+PAGES = [
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *(str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").rglob("*.md"))),
+]
+GUIDES = ("size", "joint", "training", "baselines", "cost", "store", "decathlon")
+RUN = {
+    "python": ["README.md", "docs/tutorial.md", *(f"docs/howto/{name}.md" for name in GUIDES)],
+    "sh": ["README.md", "docs/tutorial.md", "docs/command.md"],
+}
+
+
 def blocks(page, language):
     """The blocks of a page in one language, in order."""
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/methods.md", "docs/ecology.md"])
+def test_every_page_with_blocks_is_run():
+    for language, pages in RUN.items():
+        assert [page for page in PAGES if blocks(page, language)] == sorted(pages, key=PAGES.index)
+
+
+@pytest.mark.parametrize("page", RUN["python"])
 def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch):
     """Blocks run in order, in one namespace, in an empty folder."""
     found = blocks(page, "python")
@@ -132,10 +152,10 @@ def shell(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/command.md"])
+@pytest.mark.parametrize("page", RUN["sh"])
 def test_every_command_of_the_page_runs(page, shell):
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
-    assert lines or page == "README.md"
+    assert lines
     for line in lines:
         shell(line)
 
@@ -176,11 +196,142 @@ def test_every_test_that_the_guarantees_name_exists():
     assert named <= there, named - there
 
 
-def test_every_function_that_the_paper_map_names_exists():
-    """Each name in the code column that looks like one of ours is in the source."""
+# ── the paper map and the API reference ──────────────────────────────────────────────────────
+
+FOLDERS = [name for name in FLOW if (SOURCE / name).is_dir()]
+
+
+def resolve(name: str) -> object:
+    """Import a dotted path, such as torch_covnorm.stats.moments.Moments.pca, or raise."""
+    parts = name.split(".")
+    for n in range(len(parts), 0, -1):  # a module before a function of its name
+        with contextlib.suppress(ModuleNotFoundError):
+            found = importlib.import_module(".".join(parts[:n]))
+            break
+    for part in parts[n:]:
+        fields = getattr(found, "__dataclass_fields__", {})  # those without a default
+        found = fields[part] if part in fields else getattr(found, part)
+    return found
+
+
+def missing_in_map(page: str) -> list[str]:
+    """What a paper map names and the code does not have, or has in another module.
+
+    Code is a dotted path from a folder of the package, and may then be named by its last part.
+    """
+    dotted = set(re.findall(rf"`((?:{'|'.join(FOLDERS)})\.[\w.]+)`", page))
+    missing = []
+    for name in dotted:
+        try:
+            found = resolve(f"torch_covnorm.{name}")
+        except AttributeError:
+            missing.append(name)
+            continue
+        place = getattr(found, "__module__", "")
+        of_ours = isinstance(found, type | types.FunctionType)
+        if of_ours and not f"torch_covnorm.{name}".startswith(f"{place}."):
+            missing.append(f"{name}: is in {place}")
+    known = {part for name in dotted for part in name.split(".")}
+    known |= set(re.findall(r"\w+", (SOURCE / "__init__.py").read_text()))
+    words = re.findall(r"`([A-Z][a-z]\w*[A-Z]\w*|\w+_|\w+(?=\(…))(?:\([^`]*\))?`", page)
+    missing += [word for word in words if word not in known]
+    files = re.findall(r"`([\w/]+\.py)`", page)
+    return missing + [file for file in files if not (ROOT / file).exists()]
+
+
+def test_every_name_of_the_paper_map_can_be_imported():
     page = (ROOT / "docs" / "paper-map.md").read_text()
-    source = "\n".join(f.read_text() for f in SOURCE.rglob("*.py"))
-    for file in set(re.findall(r"`((?:adapters|backbones)/\w+\.py|\w+\.py)`", page)):
-        assert (SOURCE / file).exists(), file
-    for name in set(re.findall(r"`(?:[A-Z]\w+\.)?(\w+)(?:\([^`]*\))?` \(`", page)):
-        assert re.search(rf"\b{name}\b", source), name
+    assert missing_in_map(page) == []
+    tables = [
+        page.partition(f"## {head}\n")[2].partition("\n## ")[0]
+        for head in ("Equations", "Algorithm 1")
+    ]
+    rows = [line for table in tables for line in table.splitlines()[3:] if line.startswith("|")]
+    assert [row.split("|")[1].strip() for row in rows[:10]] == [str(n) for n in range(1, 11)]
+    assert len(rows) > 20
+    for row in rows:
+        assert re.search(rf"`(?:{'|'.join(FOLDERS)})\.[\w.]+`", row), row
+
+
+def test_control_a_wrong_name_in_the_paper_map_is_seen():
+    right = "`stats.moments.Moments.pca`, `compress.joint.Joined.captured`, `tests/test_package.py`"
+    assert missing_in_map(f"{right}, `normalize_(…, M=)`, `CovNormError`") == []
+    for wrong in (
+        *("stats.moments.Moments.pcb", "stats.moment.Moments", "compress.joint.Joined.capture"),
+        *(
+            "compress.joint.Moments",
+            "normalise_(…, M=)",
+            "CovNormMistake",
+            "recipes/two_domains.py",
+        ),
+    ):
+        assert len(missing_in_map(f"{right}, `{wrong}`")) == 1, wrong
+
+
+def test_the_api_reference_has_every_public_name():
+    import torch_covnorm as cn
+    from torch_covnorm import data, ecology
+
+    pages = "\n".join(file.read_text() for file in (ROOT / "docs" / "api").glob("*.md"))
+    shown = re.findall(r"^::: (torch_covnorm\.[\w.]+)$", pages, flags=re.M)
+    for name in shown:
+        resolve(name)
+    assert len(shown) == len(set(shown))
+    for module in (cn, data, ecology):
+        for name in module.__all__:
+            assert {f"torch_covnorm.{name}", f"{module.__name__}.{name}"} & set(shown), name
+
+
+# ── links ────────────────────────────────────────────────────────────────────────────────────
+
+
+def prose(page: Path) -> str:
+    """The text of a page without its code."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    return re.sub(r"^ {4}.*$", "", text, flags=re.M)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and mkdocs both make them."""
+    heads = re.findall(r"^#+ (.+)$", prose(page), flags=re.M)
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", head.strip().lower())) for head in heads}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Relative links of a page that lead to no file, or to no heading of it."""
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "`", prose(page))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        file = page.parent / target if target else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    assert broken_links(ROOT / page) == []
+
+
+def test_control_a_broken_link_is_seen(tmp_path):
+    page, other = tmp_path / "page.md", tmp_path / "other.md"
+    other.write_text("# Other\n\n## What `it` does, and why\n\n```sh\n# no heading\n```\n")
+    page.write_text(
+        "# Page\n[a](other.md) [b](other.md#what-it-does-and-why) [c](#page) [d](https://x.org/y)\n"
+        "[e](another.md) [f](other.md#no-heading) [g](#pages) ![h](picture.png) `[i](none.md)`\n"
+    )
+    assert broken_links(page) == ["another.md", "other.md#no-heading", "#pages", "picture.png"]
+
+
+def test_every_page_can_be_reached_from_the_first():
+    site = (ROOT / "mkdocs.yml").read_text()
+    first = (ROOT / "docs" / "index.md").read_text()
+    for page in (p.removeprefix("docs/") for p in PAGES if p.startswith("docs/")):
+        assert f" {page}\n" in site, f"mkdocs.yml: add {page} to nav"
+        assert f"({page})" in first or page == "index.md", f"docs/index.md: link to {page}"
+
+
+def test_the_readme_is_read_in_one_go():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130

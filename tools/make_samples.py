@@ -26,7 +26,7 @@ MAKERS: dict[str, tuple[str, Callable[[Files], Parts]]] = {
     "sketches": ("sketches", partial(sketches, percent=25)),
     "clipart": ("drawings", drawings),
 }
-# Training and test images a class. Small folders of clip art give all that they have.
+# Training and test images per class. Small folders of clip art contribute all they have.
 COUNTS = {"fashion": (100, 50), "digits": (100, 50), "sketches": (50, 25), "clipart": (120, 40)}
 
 

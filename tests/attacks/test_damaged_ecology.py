@@ -12,13 +12,13 @@ from command import covnorm
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, blobs, verify
-from torch_covnorm.ecology.manifest import MANIFEST, references
+from torch_covnorm.ecology.manifest import MANIFEST, Manifest
 
 # ── damage ────────────────────────────────────────────────────────────────────────────────────
 
 
 def flipped(data):
-    """One bit, anywhere."""
+    """Flip one bit, anywhere."""
     bit = random.Random(len(data)).randrange(8 * len(data))
     return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
@@ -61,7 +61,7 @@ def test_the_store_that_is_damaged_below_has_blobs_of_every_kind(made):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_each_damaged_blob_is_found_and_named_and_costs_no_other_domain(house, whole, damage):
-    named = sorted(set(references(house._manifest())))
+    named = sorted(Manifest.read(house.file).references())
     assert len(named) > 20
     for blob in named:
         file = house.blobs.path(blob)
@@ -81,7 +81,7 @@ def test_each_damaged_blob_is_found_and_named_and_costs_no_other_domain(house, w
 
 
 def test_all_damaged_blobs_at_once_are_all_found(house):
-    named = sorted(set(references(house._manifest())))
+    named = sorted(Manifest.read(house.file).references())
     for blob in named:
         DAMAGE["flipped"](house.blobs.path(blob))
     problems = "\n".join(verify(house.folder))
@@ -89,9 +89,9 @@ def test_all_damaged_blobs_at_once_are_all_found(house):
 
 
 def test_a_damaged_domain_can_be_removed_and_others_added_beside_it(house, whole):
-    own = small.blobs_of(house, "alone") - small.blobs_of(house, "digits")
-    assert len(own) > 4
-    for blob in own:
+    blobs = small.blobs_of(house, "alone") - small.blobs_of(house, "digits")
+    assert len(blobs) > 4
+    for blob in blobs:
         DAMAGE["cut"](house.blobs.path(blob))
     small.put(house, "new")
     assert small.read(house, "digits") == whole["digits"]
@@ -126,7 +126,7 @@ def test_a_failed_load_leaves_the_network_as_it_was(house):
 
 
 def assert_manifest_refused(folder, opened=None):
-    """By all who open it, by one who has it open, and by `verify`, with the file's name."""
+    """Check that opening, using an open one and `verify` all refuse it and name the file."""
     with pytest.raises(cn.CovNormError, match=MANIFEST):
         Ecology(folder)
     (problem,) = verify(folder)

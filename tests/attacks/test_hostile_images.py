@@ -1,4 +1,4 @@
-"""Guarantee 22: odd images are read right, hostile ones are refused by name, at once."""
+"""Guarantee 22: unusual images are read correctly, hostile ones are errors, by name and at once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from PIL import Image
 
 from torch_covnorm import CovNormError
 from torch_covnorm.data import decode, load_image, read_image, read_source
-from torch_covnorm.data.reading import MOST_PIXELS, image_size
+from torch_covnorm.data.image_files import MAX_PIXELS, image_size
 
-# ── odd images ──────────────────────────────────────────────────────────────────────────────────
+# ── unusual images ────────────────────────────────────────────────────────────────────────────────
 
 COLOURS = np.array([[[200, 30, 40], [20, 180, 60]], [[10, 20, 220], [250, 250, 250]]], np.uint8)
 GREYS = np.array([[0, 80], [170, 255]], np.uint8)
@@ -44,7 +44,7 @@ def blocks(values):
 
 
 def picture(mode):
-    """An image in a mode, and by hand what it shows: uint8 (h, w, 3)."""
+    """Return an image in a mode, and its expected pixels: uint8 (h, w, 3)."""
     grey, rgb, alpha = blocks(GREYS), blocks(COLOURS), blocks(255 - GREYS // 2)
     shown = np.stack([grey] * 3, axis=-1)
     if mode == "1":
@@ -68,9 +68,9 @@ def picture(mode):
     return Image.fromarray(arrays[mode]), shown if mode in ("L", "LA") else rgb
 
 
-def saved(image, form, **options):
+def saved(image, fmt, **options):
     stream = io.BytesIO()
-    image.save(stream, form, **{**OPTIONS.get(form, {}), **options})
+    image.save(stream, fmt, **{**OPTIONS.get(fmt, {}), **options})
     return stream.getvalue()
 
 
@@ -78,14 +78,14 @@ def hwc(tensor):
     return tensor.permute(1, 2, 0).numpy()
 
 
-@pytest.mark.parametrize(("form", "mode"), [(f, m) for f in MODES for m in MODES[f]])
-def test_every_format_and_mode_gives_the_picture(form, mode, tmp_path):
+@pytest.mark.parametrize(("fmt", "mode"), [(f, m) for f in MODES for m in MODES[f]])
+def test_every_format_and_mode_gives_the_picture(fmt, mode, tmp_path):
     image, shown = picture(mode)
     assert image.mode == mode
-    data = saved(image, form)
+    data = saved(image, fmt)
     (tmp_path / "a.xyz").write_bytes(data)  # the content decides, whatever the name
     read = read_image(tmp_path / "a.xyz")
-    assert np.abs(hwc(read).astype(int) - shown).max() <= (3 if form == "JPEG" else 0)
+    assert np.abs(hwc(read).astype(int) - shown).max() <= (3 if fmt == "JPEG" else 0)
     assert torch.equal(read, read_image(data, name="from memory"))
 
 
@@ -136,14 +136,14 @@ def test_twelve_bits_give_their_upper_eight():
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 def test_pixels_without_a_fixed_range_are_refused(dtype):
-    with pytest.raises(CovNormError, match=r"a\.tif: .*no fixed range: save .* 8 bits"):
+    with pytest.raises(CovNormError, match=r"a\.tif: .*no fixed range\. Save .* 8 bits"):
         read_image(saved(Image.fromarray(np.ones((9, 9), dtype)), "TIFF"), name="a.tif")
 
 
-@pytest.mark.parametrize("form", ["GIF", "TIFF", "WEBP", "PNG"])
-def test_the_first_frame_of_many_is_read(form):
+@pytest.mark.parametrize("fmt", ["GIF", "TIFF", "WEBP", "PNG"])
+def test_the_first_frame_of_many_is_read(fmt):
     frames = [Image.new("RGB", (9, 8), colour) for colour in ("red", "lime", "blue")]
-    data = saved(frames[0], form, save_all=True, append_images=frames[1:])
+    data = saved(frames[0], fmt, save_all=True, append_images=frames[1:])
     assert Image.open(io.BytesIO(data)).n_frames == 3
     assert read_image(data).flatten(1).unique(dim=1).tolist() == [[255], [0], [0]]
 
@@ -160,13 +160,13 @@ UPRIGHT = {
 }
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("fmt", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", UPRIGHT)
-def test_every_exif_orientation_is_turned_upright(form, orientation):
+def test_every_exif_orientation_is_turned_upright(fmt, orientation):
     image, shown = picture("RGB")
     exif = Image.Exif()
     exif[274] = orientation
-    read = hwc(read_image(saved(image, form, exif=exif))).astype(int)
+    read = hwc(read_image(saved(image, fmt, exif=exif))).astype(int)
     expected = UPRIGHT[orientation](shown)
     assert read.shape == expected.shape
     assert np.abs(read - expected).max() <= 3
@@ -194,15 +194,15 @@ GOOD = saved(
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)), "JPEG"
 )
 HOSTILE = {
-    "text": (b"Dear computer, I am no image." * 9, "not an image: its content is no JPEG"),
-    "nothing": (b"", "it is empty"),
+    "text": (b"Dear computer, I am no image." * 9, "not an image: the content is not JPEG"),
+    "nothing": (b"", "the file is empty"),
     "HTML": (b"<html><script>alert(1)</script></html>", "not an image"),
     "SVG": (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "not an image"),
     "PostScript": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage", "not an image"),
-    "icon": (saved(Image.new("RGB", (16, 16)), "ICO"), "its content is no JPEG"),
+    "icon": (saved(Image.new("RGB", (16, 16)), "ICO"), "the content is not JPEG"),
     "truncated JPEG": (GOOD[: len(GOOD) // 2], "truncated"),
-    "header alone": (GOOD[:20], "not an image"),
-    "bomb": (bomb(50_000, 50_000), "at most 64 million pixels"),
+    "only a header": (GOOD[:20], "not an image"),
+    "bomb": (bomb(50_000, 50_000), "limit is 64 million pixels"),
     "bomb that Pillow warns about": (bomb(10_000, 9_500), "9500 × 10000 .* 64 million"),
     "bomb that Pillow lets pass": (bomb(8_001, 8_000), "8000 × 8001 .* 64 million"),
     "no width": (bomb(0, 9), "not an image"),
@@ -226,26 +226,26 @@ def test_hostile_bytes_are_refused_by_name_at_once(data, message, tmp_path):
     assert time.perf_counter() - start < 2
 
 
-def test_the_largest_image_is_told_by_its_header():
+def test_the_largest_image_is_known_from_its_header():
     assert image_size(bomb(8_000, 8_000)) == (8_000, 8_000)
-    assert MOST_PIXELS == 8_000 * 8_000
+    assert MAX_PIXELS == 8_000 * 8_000
 
 
 def test_small_images_are_refused_where_a_network_would_read_them():
     small = saved(Image.new("RGB", (7, 20)), "PNG")
-    with pytest.raises(CovNormError, match=r"tiny: 20 × 7 pixels: need at least 8 on a side"):
+    with pytest.raises(CovNormError, match=r"tiny: 20 × 7 pixels: at least 8 per side are needed"):
         load_image(small, 32, name="tiny")
     assert read_image(small).shape == (3, 20, 7)
     assert load_image(saved(Image.new("RGB", (8, 8)), "PNG"), 32).shape == (3, 32, 32)
 
 
-def test_what_is_no_regular_file_is_never_waited_for(tmp_path):
+def test_only_regular_files_are_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "loop.jpg").symlink_to("loop.jpg")
     (tmp_path / "gone.jpg").symlink_to("nowhere.jpg")
     (tmp_path / "to pipe.jpg").symlink_to("pipe.jpg")
     (tmp_path / "folder.jpg").mkdir()
-    told = {
+    messages = {
         tmp_path / "pipe.jpg": "not an image but a pipe",
         tmp_path / "to pipe.jpg": "not an image but a pipe",
         Path("/dev/zero"): "not an image but a pipe, socket or device",
@@ -256,7 +256,7 @@ def test_what_is_no_regular_file_is_never_waited_for(tmp_path):
         tmp_path / ("x" * 999): "cannot be read .*too long",
         tmp_path / "a\0b.jpg": "null",
     }
-    for file, message in told.items():
+    for file, message in messages.items():
         with pytest.raises(CovNormError, match=message) as caught:
             read_image(file)
         assert str(caught.value).startswith(f"{file}: ")
@@ -274,11 +274,11 @@ def test_a_pipe_that_takes_the_file_s_place_is_not_waited_for(tmp_path, monkeypa
 
 
 def test_bytes_changed_at_random_are_read_or_refused(capfd):
-    """Never another exception, a warning, or long work."""
+    """There is never another exception, a warning, or a long wait."""
     rng, slowest, refused = random.Random(0), 0.0, 0
     good = [
-        saved(picture(mode)[0], form, **({"compression": "tiff_lzw"} if mode == "LA" else {}))
-        for form, modes in MODES.items()
+        saved(picture(mode)[0], fmt, **({"compression": "tiff_lzw"} if mode == "LA" else {}))
+        for fmt, modes in MODES.items()
         for mode in modes
     ]
     for _ in range(3000):
@@ -296,7 +296,7 @@ def test_bytes_changed_at_random_are_read_or_refused(capfd):
         slowest = max(slowest, time.perf_counter() - start)
     assert 300 < refused < 2900  # some of both
     assert slowest < 5
-    capfd.readouterr()  # libtiff says what it thinks
+    capfd.readouterr()  # libtiff prints to stderr
 
 
 def test_no_warning_leaks_from_any_thread_and_the_filters_stay():
@@ -377,7 +377,7 @@ class Evil:
         return os.mkdir, ("evil",)
 
 
-def test_an_archive_of_arrays_runs_no_code_and_tells_no_lies(tmp_path, monkeypatch):
+def test_an_archive_of_arrays_runs_no_code_and_is_checked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     y, x = np.arange(4) % 2, np.zeros((4, 8, 8), np.uint8)
     np.savez("objects.npz", x=np.array([Evil()] * 4, dtype=object), y=y)

@@ -88,22 +88,22 @@ def test_the_decathlons_published_names_load():
             place["bn2"] = "conv2.1.bns.0"
             key = ".".join([*parts[:2], place[parts[2]], *parts[3:]])
         published[key] = value
-    loaded = cn.backbones.resnet26.from_state_dict(published).eval()
+    loaded = ResNet26.from_state_dict(published).eval()
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(loaded(x), net(x))
     published["layer1.0.conv1.parallel_conv.0.conv.weight"] = torch.zeros(64, 32, 1, 1)
     with pytest.raises(cn.CovNormError, match="trained with adapters inside"):
-        cn.backbones.resnet26.from_state_dict(published)
+        ResNet26.from_state_dict(published)
 
 
 def test_resnet26_is_the_decathlons():
-    """Its own description: 64 px → 8 px × 256 channels, shortcut by pooling and zero channels."""
+    """Its description: 64 px → 8 px × 256 channels, shortcut by pooling and zero channels."""
     net = ResNet26(4).eval()
     assert len([m for m in net.modules() if isinstance(m, torch.nn.Conv2d)]) == 25
     block = net.layer1[0]
     for p in (block.bn2.weight, block.bn2.bias):
-        torch.nn.init.zeros_(p)  # the residual branch is silent: the shortcut shows
+        torch.nn.init.zeros_(p)  # without the residual branch, only the shortcut is left
     x = torch.rand(1, 32, 8, 8)
     with torch.no_grad():
         out = block(x)
@@ -119,11 +119,11 @@ def test_timm_models_come_by_name(tmp_path):
     x = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(again(x), net(x))
-    with pytest.raises(cn.CovNormError, match="no weights of resnet34"):
+    with pytest.raises(cn.CovNormError, match="not the weights of resnet34"):
         cn.load_backbone("resnet34", weights=file)
 
 
-def test_random_weights_are_said():
+def test_random_weights_give_a_warning():
     with pytest.warns(cn.CovNormWarning, match="random weights"):
         cn.load_backbone("resnet26")
 
@@ -136,11 +136,11 @@ def test_random_weights_are_said():
         ("garbage.pth", b"garbage", "cannot be read"),
         ("garbage.safetensors", b"garbage", "cannot be read"),
         ("code.pth", pickle.dumps(print), "cannot be read"),
-        ("other.pth", {"a.weight": torch.zeros(2)}, "weights of none of"),
+        ("other.pth", {"a.weight": torch.zeros(2)}, "not the weights of any of"),
         ("list.pth", [1, 2], "no state dict"),
     ],
 )
-def test_what_is_no_backbone_is_refused_by_name(name, content, message, tmp_path):
+def test_a_file_that_is_not_a_backbone_is_an_error_with_its_name(name, content, message, tmp_path):
     path = tmp_path / name if "." in name else name
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -152,18 +152,18 @@ def test_what_is_no_backbone_is_refused_by_name(name, content, message, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("raises", "said"),
+    ("raises", "message"),
     [
         ("ModuleNotFoundError('timm')", r"need torch-covnorm\[timm\]"),
-        ("RuntimeError('operator torchvision::nms does not exist')", "does not import here.*nms"),
+        ("RuntimeError('operator torchvision::nms does not exist')", "cannot be imported.*nms"),
     ],
 )
-def test_a_timm_that_cannot_be_imported_costs_no_traceback(raises, said, tmp_path, monkeypatch):
+def test_a_timm_that_cannot_be_imported_costs_no_traceback(raises, message, tmp_path, monkeypatch):
     (tmp_path / "timm.py").write_text(f"raise {raises}")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [n for n in sys.modules if n.partition(".")[0] == "timm"]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(cn.CovNormError, match=f"did you mean 'efficientnet-lite0'.*{said}"):
+    with pytest.raises(cn.CovNormError, match=f"did you mean 'efficientnet-lite0'.*{message}"):
         cn.load_backbone("efficientnet-lite")
 
 

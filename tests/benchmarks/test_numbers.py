@@ -65,12 +65,12 @@ def test_how_well_a_domain_is_guessed_is_as_measured():
     found = json.loads((RESULTS / "guessing.json").read_text())
     fields = ("right", "refused", "refused_without_it")
     made = [[name, *(f"{row[f]:.1f} %" for f in fields)] for name, row in found.items()]
-    assert table("docs/serving.md", "domain") == made
+    assert table("docs/numbers.md", "domain") == made
 
 
 def test_what_the_server_does_under_load_is_as_measured():
     found = {(r["domains"], r["mode"], r["system"]): r for r in rows("serving.jsonl")}
-    for domains, mode, *cells in table("docs/serving.md", "domains"):
+    for domains, mode, *cells in table("docs/numbers.md", "domains"):
         for system, cell in zip(SYSTEMS, cells, strict=True):
             row = found.get((int(domains), MODES[mode.partition(" (")[0]], system))
             if row is None:
@@ -99,7 +99,7 @@ def test_what_the_server_promises_is_as_measured():
         f"{over['statuses']['429'] / asked:.0%}".replace("%", " %") + " of the requests got 429",
         f"them within {over['refused_p99'] / 1e3:.2f} s",
     ):
-        assert said in page("docs/serving.md"), said
+        assert said in page("docs/numbers.md"), said
 
 
 SPEED = {  # what a row of the table of speeds is made of: entries, field, digits
@@ -143,12 +143,12 @@ def test_the_sizes_that_decide_the_default_are_as_measured():
                 sizes.append(r["bytes"])
     kb = {metric: f"{statistics.fmean(sizes) / 1e3:.0f} kB" for metric, sizes in kept.items()}
     said = f"have {kb['loss']} on the mean, against {kb['variance']} in the metric of the variance"
-    assert said in page("docs/methods.md")
+    assert said in page("docs/numbers.md")
 
 
-def test_the_demo_printed_what_the_readme_shows():
+def test_the_demo_printed_what_the_docs_show():
     found = json.loads((RESULTS / "demo.json").read_text())
-    lines = {name: cells for name, *cells in table("README.md", "test accuracy %")}
+    lines = {name: cells for name, *cells in table("docs/numbers.md", "test accuracy %")}
     for task, accuracies in found["tasks"].items():
         assert lines[task] == [f"{value:.1f}" for value in accuracies.values()], task
     rows, network = found["rows"], sum(p.numel() for p in EfficientNetLite0().parameters())
@@ -172,6 +172,21 @@ def test_the_demo_printed_what_the_readme_shows():
         said = numbers(cell)[0]
         digits = len(said.partition(".")[2])
         assert said == f"{row['of_bytes']:.{digits}f}"
+
+
+def test_the_demo_printed_the_three_rows_of_the_readme():
+    found = json.loads((RESULTS / "demo.json").read_text())["rows"]
+    bare, ra, covnorm = (
+        cells for _, *cells in table("README.md", "four tasks on one EfficientNet-Lite0")
+    )
+    assert bare == [f"{found[0]['accuracy']:.1f}", "–", "–", "–"]
+    for cells, row in zip((ra, covnorm), found[1:3], strict=True):
+        assert numbers(" ".join(cells)) == [
+            f"{row['accuracy']:.1f}",
+            "100" if row["name"] == "RA" else f"{row['of_ra']:.1f}",
+            f"{row['bytes'] / 1e3:.0f}",
+            f"{row['of_bytes']:.2f}",
+        ]
 
 
 def test_the_recipe_printed_what_the_docs_show():
@@ -216,23 +231,24 @@ def test_the_readme_says_of_the_server_what_was_measured():
         ),
         ("docs/numbers.md", "94.2 %", "94.3 %", "test_the_recipe_printed_what_the_docs_show"),
         ("docs/numbers.md", "11.0)", "11.1)", "test_speeds_are_as_measured"),
-        ("docs/serving.md", "97.5 %", "97.4 %", "test_how_well_a_domain_is_guessed_is_as_measured"),
+        ("docs/numbers.md", "97.5 %", "97.4 %", "test_how_well_a_domain_is_guessed_is_as_measured"),
         (
-            "docs/serving.md",
+            "docs/numbers.md",
             "64, 166",
             "64, 165",
             "test_what_the_server_does_under_load_is_as_measured",
         ),
         (
-            "docs/methods.md",
+            "docs/numbers.md",
             "226 kB",
             "227 kB",
             "test_the_sizes_that_decide_the_default_are_as_measured",
         ),
-        ("docs/serving.md", "1.28 s", "1.27 s", "test_what_the_server_promises_is_as_measured"),
-        ("README.md", "| 96.2 |", "| 96.3 |", "test_the_demo_printed_what_the_readme_shows"),
-        ("README.md", "34.1 %", "34.2 %", "test_the_demo_printed_what_the_readme_shows"),
-        ("README.md", "274 kB", "275 kB", "test_the_demo_printed_what_the_readme_shows"),
+        ("docs/numbers.md", "1.28 s", "1.27 s", "test_what_the_server_promises_is_as_measured"),
+        ("docs/numbers.md", "| 96.2 |", "| 96.3 |", "test_the_demo_printed_what_the_docs_show"),
+        ("docs/numbers.md", "34.1 %", "34.2 %", "test_the_demo_printed_what_the_docs_show"),
+        ("docs/numbers.md", "274 kB", "275 kB", "test_the_demo_printed_what_the_docs_show"),
+        ("README.md", "235 kB", "236 kB", "test_the_demo_printed_the_three_rows_of_the_readme"),
         ("README.md", "0.84 of", "0.85 of", "test_the_readme_says_of_the_server_what_was_measured"),
     ],
 )

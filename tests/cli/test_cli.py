@@ -185,7 +185,7 @@ def test_bench_reports_ratios(house):
 
 
 def test_add_again_needs_replace_and_then_keeps_the_history(house):
-    fails("add", "digits", house / "digits.npz", *QUICK, says="is there already")
+    fails("add", "digits", house / "digits.npz", *QUICK, says="exists already")
     ran = covnorm("add", "digits", house / "digits.npz", *QUICK, "--method", "bn", "--replace")
     assert ran.code == 0, ran.err
     result = covnorm("show", "digits", "--json").json
@@ -206,7 +206,7 @@ def test_errors_are_one_line_with_the_remedy(house):
     fails("add", "x", digits, "--variance", 0.9, "--budget", 0.1, *QUICK, says="give one of them")
     fails("add", "x", digits, "--budget", 2, *QUICK, says="between 0 and 1")
     fails("add", "x", digits, "--set", "epoch=1", *QUICK, says="did you mean 'epochs'?")
-    fails("add", "x", digits, "--dtype", "int4", *QUICK, says="did you mean 'int8'?")
+    fails("add", "x", digits, "--dtype", "int4", *QUICK, says="float32, float16, int8")
     fails("add", "x", digits, "--device", "tpu9", *QUICK, says="Choose cpu")
     fails("add", "x", digits, "--method", "covnorm-joint", *QUICK, says="covnorm join")
     fails("predict", "digits", house / "digits.npz", says="digits.npz")
@@ -231,7 +231,7 @@ def test_the_ecology_is_found_by_option_variable_or_nearest_above(house, monkeyp
     fails("list", says="covnorm init FOLDER")
     monkeypatch.setenv("COVNORM_ECOLOGY", str(house / "house"))
     assert len(covnorm("list", "--json").json) == 2
-    fails("list", "--ecology", tmp_path, says="no ecology there")
+    fails("list", "--ecology", tmp_path, says="no ecology found")
     assert domain_names("d") == ["digits"]
 
 

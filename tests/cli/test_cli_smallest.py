@@ -122,7 +122,7 @@ def test_without_validation_images_it_is_the_papers_rule_in_float16(house, tmp_p
     [
         (("add", "x", "--dtype", "smallest", "--variance", 0.9), "needs max_drop="),
         (("add", "x", "--dtype", "smallest", "--method", "bn"), "for method 'covnorm'"),
-        (("add", "x", "--dtype", "tiny"), "choose one of: float16, float32, int8, smallest"),
+        (("add", "x", "--dtype", "tiny"), "choose float32, float16, int8 or smallest"),
         (("add", "x", "--set", "dtype=int8"), "give it with --dtype"),
         (("join", "--dtype", "smallest"), "for method 'covnorm'"),
     ],

@@ -218,5 +218,5 @@ def test_answers_and_batches_that_cannot_be_used_are_said(trained):
     flat = nn.Sequential(nn.Conv2d(1, 6, 3), nn.Conv2d(6, 5, 1))
     maps = cn.MultiDomainNetwork(flat)
     maps.add_domain("d")
-    with pytest.raises(cn.CovNormError, match=r"answers \(20, 5, 6, 6\), and not a score a class"):
+    with pytest.raises(cn.CovNormError, match=r"shape \(20, 5, 6, 6\), not one score per class"):
         cn.collect_gradients(maps, "d", data[:1])

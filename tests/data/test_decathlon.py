@@ -1,4 +1,4 @@
-"""The Decathlon's archive: layout, labels, rules, statistics, and what is refused.
+"""The Decathlon's archive: layout, labels, rules, statistics and errors.
 
 The tests write a small archive in the published layout: `aircraft` (JPEG, one grey, one CMYK),
 `svhn` (PNG, one RGBA; whole and never flipped) and `shapes`, which is none of the ten.
@@ -14,8 +14,16 @@ from PIL import Image
 from test_images import two_pass
 
 from torch_covnorm import CovNormError
-from torch_covnorm.data import RULES, Decathlon, Rule, centre_crop, read_image, resize
-from torch_covnorm.data.score import score_predictions, write_predictions
+from torch_covnorm.data import (
+    RULES,
+    Decathlon,
+    Rule,
+    centre_crop,
+    read_image,
+    resize,
+    score_predictions,
+    write_predictions,
+)
 
 # Category ids as in the archive: in no order, and neither from 0 nor from 1.
 CATEGORIES = {
@@ -121,14 +129,14 @@ def test_labels_are_indices_of_sorted_category_ids(original):
     split = archive.split("aircraft", "train")
     assert split.categories == [10000001, 10000002, 10000010]
     assert split.classes == archive.classes("aircraft")
-    # Written as 747, A320, 707, 747, …, and the annotations stand in reverse order.
+    # Written as 747, A320, 707, 747, …, and the annotations are in reverse order.
     assert split.labels == [1, 2, 0, 1, 2, 0]
     assert [split[i][1] for i in range(6)] == split.labels
     assert archive.split("aircraft", "val").labels == [1, 2, 0]
 
 
 def test_val_has_the_labels_of_train_where_it_lacks_a_class(root):
-    """The residual-adapter authors subtract each part's own smallest id; that would shift here."""
+    """Subtracting each part's smallest id, as the authors do, would shift the labels here."""
 
     def drop_first_class(data):
         data["annotations"] = [a for a in data["annotations"] if a["category_id"] != 10000001]
@@ -262,7 +270,7 @@ def test_the_global_seed_decides_what_a_loader_gives(workers, original):
 
 
 @pytest.mark.parametrize("name", ["aircraft", "svhn", "shapes"])
-def test_statistics_are_those_of_the_resized_training_images_alone(name, original):
+def test_statistics_are_those_of_only_the_resized_training_images(name, original):
     got = Decathlon(original).statistics(name)
     images = [resize(raw(original, name, "train", k), 72) for k in range(6)]
     np.testing.assert_allclose(got, two_pass(images), rtol=1e-12)
@@ -277,7 +285,7 @@ def test_statistics_are_computed_once_and_kept_as_json(root, tmp_path):
     svhn, shapes = archive.statistics("svhn"), archive.statistics("shapes")
     assert json.loads(cache.read_text()).keys() == {"svhn", "shapes"}
     assert [f.name for f in cache.parent.iterdir()] == ["statistics.json"]
-    shutil.rmtree(root / "data")  # now they cannot be computed any more
+    shutil.rmtree(root / "data")  # now they cannot be computed again
     assert archive.statistics("svhn") == svhn
     again = Decathlon(root, str(cache))
     assert (again.statistics("svhn"), again.statistics("shapes")) == (svhn, shapes)
@@ -296,7 +304,9 @@ def test_given_statistics_are_used(original):
 def test_other_bad_statistics_are_refused(root, tmp_path):
     with pytest.raises(CovNormError, match=r"'shape'.*did you mean 'shapes'"):
         Decathlon(root, {"shape": {"mean": [0] * 3, "std": [1] * 3}})
-    Decathlon(root, {"dtd": {"mean": [0] * 3, "std": [1] * 3}})  # of the ten, but not here
+    Decathlon(
+        root, {"dtd": {"mean": [0] * 3, "std": [1] * 3}}
+    )  # one of the ten, but not in this archive
     for text in ("[]", "{", "3", '{"svhn": null}', '{"svhn": {"mean": [0, 0, 0]}}'):
         (tmp_path / "bad.json").write_text(text)
         with pytest.raises(CovNormError, match=r"bad\.json"):
@@ -310,14 +320,14 @@ def test_other_bad_statistics_are_refused(root, tmp_path):
 # ── the published archive ───────────────────────────────────────────────────────────────────────
 
 
-def test_differences_are_told_and_the_published_sizes_have_none(root, monkeypatch):
+def test_differences_are_listed_and_the_published_sizes_have_none(root, monkeypatch):
     archive = Decathlon(root)
-    told = archive.differences()
-    assert "shapes: not one of the ten datasets" in told
-    assert "svhn: 2 classes, published 10" in told
-    assert "svhn: 6 train images, published 47217" in told
-    assert "svhn: 4 test images, published 26032" in told
-    assert "dtd: no dtd_val.json" in told
+    differences = archive.differences()
+    assert "shapes: not one of the ten datasets" in differences
+    assert "svhn: 2 classes, published 10" in differences
+    assert "svhn: 6 train images, published 47217" in differences
+    assert "svhn: 4 test images, published 26032" in differences
+    assert "dtd: no dtd_val.json" in differences
     small = {"aircraft": (3, 6, 3, 4), "svhn": (2, 6, 3, 4), "shapes": (2, 6, 3, 4)}
     monkeypatch.setattr("torch_covnorm.data.decathlon.PUBLISHED", small)
     assert archive.differences() == []
@@ -340,7 +350,7 @@ def test_unknown_names_suggest_the_nearest(original):
 
 
 def test_a_missing_annotation_file_is_named(root):
-    with pytest.raises(CovNormError, match=r"dtd_train\.json: is missing.*devkit"):
+    with pytest.raises(CovNormError, match=r"dtd_train\.json: is missing\..*devkit"):
         Decathlon(root).split("dtd", "train")
     (root / "annotations" / "svhn_val.json").unlink()
     with pytest.raises(CovNormError, match=r"svhn_val\.json: is missing"):

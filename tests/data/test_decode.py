@@ -1,4 +1,4 @@
-"""All images of a source at one size, the unreadable ones told, and a cache that holds."""
+"""Decoding a source to one size: pixels, unreadable images, and the cache."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_size_follows_the_median_shorter_side(sides, limit, size, tmp_path):
             (tmp_path / "train" / name).mkdir(parents=True, exist_ok=True)
             Image.new("L", (side, side + 40)).save(tmp_path / "train" / name / f"{i}.png")
     (tmp_path / "val" / "a").mkdir(parents=True)
-    Image.new("L", (2000, 2000)).save(tmp_path / "val" / "a" / "1.png")  # says nothing
+    Image.new("L", (2000, 2000)).save(tmp_path / "val" / "a" / "1.png")  # does not count
     assert decode(read_source(tmp_path), size_limit=limit).size == size
 
 
@@ -168,7 +168,7 @@ def test_the_digest_is_of_pixels_labels_and_classes(source):
 
 @pytest.fixture
 def broken(source):
-    """The same, but two of the 24 are no images."""
+    """The same source, but two of the 24 files are not images."""
     (source.folder / "a" / "0.png").write_text("no image")
     (source.folder / "b" / "1.png").write_bytes(b"")
     return source
@@ -178,7 +178,7 @@ def test_a_few_unreadable_images_are_left_out_and_listed(broken, tmp_path):
     for cache in (None, tmp_path / "cache", tmp_path / "cache"):
         data = decode(broken, 32, limit=0.1, cache=cache)
         assert [file for file, _ in sorted(data.unreadable)] == ["a/0.png", "b/1.png"]
-        assert dict(data.unreadable)["b/1.png"].startswith("not an image: it is empty")
+        assert dict(data.unreadable)["b/1.png"].startswith("not an image: the file is empty")
         assert sum(len(images.y) for images in data.splits.values()) == 22
         for x, y, files in data.splits.values():
             assert len(x) == len(y) == len(files)
@@ -196,8 +196,8 @@ def test_more_of_them_are_an_error_and_so_is_the_first_when_strict(broken, tmp_p
             decode(broken, 32, strict=True, cache=cache)
 
 
-def test_an_image_that_is_mended_is_read_again(source, tmp_path):
-    """Even if size and time say that nothing changed, as after chmod or a disk's failure."""
+def test_a_repaired_image_is_read_again(source, tmp_path):
+    """Even if size and time are unchanged, as after chmod or a disk failure."""
     file = source.folder / "a" / "0.png"
     good, before = file.read_bytes(), file.stat()
     for data, bad in ((bytes(len(good)), 1), (good, 0)):
@@ -213,7 +213,9 @@ def test_a_class_or_a_split_without_a_readable_image_is_an_error(source):
         (source.folder / name).rename(source.folder / "train" / name)
     for split, message in (("train", "class 'd' in train has"), ("test", "split 'test' has")):
         (source.folder / split / "d" / "bad.png").write_text("no image")
-        with pytest.raises(CovNormError, match=rf"{message} no image .*d/bad\.png: not an image"):
+        with pytest.raises(
+            CovNormError, match=rf"{message} no readable image.*d/bad\.png: not an image"
+        ):
             decode(read_source(source.folder), 32, limit=0.5)
         Image.new("RGB", (9, 9)).save(source.folder / split / "d" / "bad.png")
 
@@ -230,7 +232,7 @@ def test_a_second_call_reads_no_image(source, tmp_path):
     first = decode(source, 32, cache=cache)
     file = source.folder / source.splits["train"].names[0]
     before = file.stat()
-    file.write_bytes(bytes(before.st_size))  # no image any more, but size and time say the same
+    file.write_bytes(bytes(before.st_size))  # not an image now, but with the same size and time
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     again = decode(source, 32, cache=cache, progress=lambda *at: calls.append(at))
     assert same(first, again)
@@ -239,7 +241,7 @@ def test_a_second_call_reads_no_image(source, tmp_path):
         decode(source, 33, cache=cache, strict=True)
 
 
-def test_what_the_pixels_come_from_is_told_apart(source, tmp_path):
+def test_the_cache_depends_on_everything_that_the_pixels_come_from(source, tmp_path):
     cache = tmp_path / "cache"
     decode(source, 32, cache=cache)
     assert len(names(cache)) == 3
@@ -247,7 +249,7 @@ def test_what_the_pixels_come_from_is_told_apart(source, tmp_path):
     decode(source, 40, cache=cache)
     assert len(names(cache)) == 9
     file = source.folder / source.splits["test"].names[0]
-    os.utime(file, ns=(0, 12345))  # another time, and of one split alone
+    os.utime(file, ns=(0, 12345))  # another time, in only one split
     decode(source, 32, cache=cache)
     assert len(names(cache)) == 10
     copy = tmp_path / "other"  # unpacked archives may agree in every name, size and time
@@ -271,14 +273,14 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_cache_is_made_anew(damage, source, tmp_path):
+def test_a_damaged_cache_is_rebuilt(damage, source, tmp_path):
     cache = tmp_path / "cache"
     first = decode(source, 32, cache=cache)
     good = {file: file.read_bytes() for file in cache.iterdir()}
     first = decode(source, 32)
     for file, data in good.items():
         assert damage(data) != data
-        file.unlink()  # the pages of the first call stay as they are
+        file.unlink()  # so that the memory map of the first call is not changed
         file.write_bytes(damage(data))
     assert same(decode(source, 32, cache=cache), first)
     assert {file: file.read_bytes() for file in cache.iterdir()} == good
@@ -293,8 +295,8 @@ def test_a_tensor_of_the_cache_can_be_changed_and_the_file_cannot(source, tmp_pa
     assert same(decode(source, 32, cache=tmp_path / "cache"), decode(source, 32))
 
 
-def test_images_larger_than_memory_aremapped(tmp_path):
-    from torch_covnorm.data.cache import mapped
+def test_images_larger_than_memory_are_mapped(tmp_path):
+    from torch_covnorm.data.cache import open_rows
     from torch_covnorm.data.decode import _tensor
 
     n = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 4 // (3 * 256 * 256)
@@ -302,7 +304,7 @@ def test_images_larger_than_memory_aremapped(tmp_path):
         about = {"descr": "|u1", "fortran_order": False, "shape": (n, 3, 256, 256)}
         np.lib.format.write_array_header_1_0(stream, about)
         stream.truncate(stream.tell() + n * 3 * 256 * 256)  # holes take no room
-    assert not _tensor(mapped(tmp_path / "a.npy"))[n // 2].any()
+    assert not _tensor(open_rows(tmp_path / "a.npy"))[n // 2].any()
 
 
 KILLED = """
@@ -326,8 +328,8 @@ def test_a_killed_call_leaves_nothing_that_stays(source, tmp_path):
     assert len(names(cache)) == 4
 
 
-def test_two_calls_at_once_leave_each_other_alone(source, tmp_path):
-    """The second starts in the middle of the first, whose unfinished file is no leftover."""
+def test_two_calls_at_once_do_not_disturb_each_other(source, tmp_path):
+    """The second starts in the middle of the first, whose unfinished file must not be removed."""
     cache, answers = tmp_path / "cache", []
 
     def other(done, total):
@@ -363,16 +365,16 @@ def test_a_full_disk_is_an_error_that_names_the_file(source, tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert names(tmp_path / "cache") == []
     (tmp_path / "file").write_text("")
-    with pytest.raises(CovNormError, match=r"file/cache: Not a directory: choose another"):
+    with pytest.raises(CovNormError, match=r"file/cache: Not a directory\. Choose another"):
         decode(source, 32, cache=tmp_path / "file" / "cache")
 
 
 @contextlib.contextmanager
 def nobody(folder: Path):
-    """In a folder, without root's right to write anywhere."""
+    """Work in a folder without root's permission to write anywhere."""
     here = Path.cwd()
     folder.chmod(0o755)
-    os.chdir(folder)  # whoever cannot pass the folders above starts from here
+    os.chdir(folder)  # the folders above may not be accessible
     user = os.geteuid()
     try:
         if user == 0:
@@ -388,7 +390,7 @@ def test_a_read_only_cache_is_used_and_not_written(source, tmp_path):
     with nobody(tmp_path):
         data = decode(read_source("data"), 32, cache="cache")
         assert names(Path("cache")) == []
-    assert data.notes == ("cache is read-only: nothing is kept there",)
+    assert data.notes == ("cache is read-only: nothing is cached there",)
     assert same(data, decode(source, 32))
     (tmp_path / "cache").chmod(0o755)
     decode(source, 32, cache=tmp_path / "cache")
@@ -396,4 +398,4 @@ def test_a_read_only_cache_is_used_and_not_written(source, tmp_path):
     calls = []
     with nobody(tmp_path):
         decode(read_source("data"), 32, cache="cache", progress=lambda *at: calls.append(at))
-    assert len(calls) == 3  # found there
+    assert len(calls) == 3  # one per split: all cached

@@ -1,4 +1,4 @@
-"""Reading, resizing, cropping and flipping images, alone and as a batch."""
+"""Reading, resizing, cropping and flipping single images and batches."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def chw(pixels):
 
 
 def numbered(n, h, w, c=3, dtype=torch.float32):
-    """Every pixel of every sample another number, so that none can be taken for another."""
+    """Give every pixel of every sample a different number."""
     return torch.arange(n * c * h * w).reshape(n, c, h, w).to(dtype)
 
 
@@ -86,7 +86,7 @@ def test_alpha_is_dropped(tmp_path):
     assert torch.equal(read_image(tmp_path / "a.png"), chw(pixels[..., :3].copy()))
 
 
-def test_files_that_are_no_images_are_named(tmp_path):
+def test_files_that_are_not_images_are_named(tmp_path):
     with pytest.raises(CovNormError, match=r"none\.png: no such image"):
         read_image(tmp_path / "none.png")
     (tmp_path / "text.png").write_text("not an image")
@@ -133,7 +133,7 @@ def test_resize_is_pillows_bilinear_within_one_level(h, w, size):
 def test_resize_leaves_the_right_size_alone_and_floats_float():
     image = chw(noise(72, 90))
     assert torch.equal(resize(image, 72), image)
-    small = resize(image.short(), 30)  # not bytes: by way of floats
+    small = resize(image.short(), 30)  # not bytes: resized as floats
     assert small.dtype == torch.int16
     assert (small - resize(image.float(), 30)).abs().max() <= 0.5
     half = torch.rand(3, 10, 20, dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_random_crops_reach_every_place_and_no_other():
     assert torch.equal(crop[0, :, 1:] - crop[0, :, :-1], torch.ones(4, 3))
 
 
-def test_flips_come_as_often_as_said():
+def test_flips_have_the_given_probability():
     image = numbered(1, 2, 3)[0]
     flips = [torch.equal(random_flip(image), image.flip(-1)) for _ in range(400)]
     assert 150 < sum(flips) < 250
@@ -179,7 +179,7 @@ def test_a_crop_that_does_not_fit_is_refused():
         resize(torch.zeros(9, 4), 2)
 
 
-def test_a_rule_varies_in_training_alone():
+def test_a_rule_varies_only_in_training():
     image = chw(noise(80, 100))
     rule = Rule(resize=40, crop=30)
     centre = centre_crop(resize(image, 40), 30)
@@ -254,7 +254,7 @@ BAD_STATISTICS = [
 
 
 @pytest.mark.parametrize("entry", BAD_STATISTICS)
-def test_statistics_that_are_none_are_refused(entry):
+def test_invalid_statistics_are_errors(entry):
     with pytest.raises(CovNormError, match=r"file 'svhn': .*mean"):
         check_statistics(entry, "file 'svhn'")
 

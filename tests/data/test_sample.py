@@ -1,4 +1,4 @@
-"""The sample domains that come with the package, and what prepares them for a backbone."""
+"""The sample domains that come with the package, and their preparation for a backbone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from torch_covnorm.data import SAMPLES, load_sample, prepare
 from torch_covnorm.data import sample as module
-from torch_covnorm.data.sample import SAMPLES, load_sample, prepare
 from torch_covnorm.errors import CovNormError
 
 FOLDER = Path(module.__file__).with_name("samples")
@@ -65,7 +65,7 @@ def test_no_image_is_there_twice(name):
     sample = load_sample(name)
     both = images(sample.x_train) + images(sample.x_test)
     assert len(set(both)) == len(both)
-    assert len({*both, *images(sample.x_test[:3])}) == len(both)  # control: copies would be seen
+    assert len({*both, *images(sample.x_test[:3])}) == len(both)  # control: copies would be noticed
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -74,7 +74,7 @@ def test_the_first_images_are_balanced_too(name):
     for labels in (sample.y_train, sample.y_test):
         rounds = labels[: 10 * len(sample.classes)].reshape(10, -1)
         assert (rounds.sort(1).values == torch.arange(len(sample.classes))).all()
-        assert not (rounds == rounds[0]).all()  # each round in an order of its own
+        assert not (rounds == rounds[0]).all()  # the rounds differ in order
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -87,7 +87,7 @@ def test_the_file_holds_no_pickle(name):
 
 @pytest.mark.parametrize("name", ["sketches", "clipart"])
 def test_drawings_are_centred_on_white(name):
-    """Two pixels of margin, and the box around what is drawn lies in the middle."""
+    """There are two pixels of margin, and the drawing is centred."""
     x = load_sample(name).x_train
     side = x.shape[-1]
     inside = torch.zeros(side, side, dtype=torch.bool)
@@ -124,7 +124,7 @@ def test_labels_fit_the_images():
 
 
 def test_an_unknown_sample_is_refused_by_name():
-    with pytest.raises(CovNormError, match=r"no sample 'sketch'; did you mean 'sketches'\?"):
+    with pytest.raises(CovNormError, match=r"no sample 'sketch': did you mean 'sketches'\?"):
         load_sample("sketch")
     with pytest.raises(CovNormError, match="choose one of: clipart, digits, fashion, sketches"):
         load_sample("../zzz")
@@ -174,5 +174,5 @@ def test_prepare_gives_the_layout_that_is_asked():
     [((2, 3, 4, 4), torch.float32), ((4, 3, 4), torch.uint8), ((2, 1, 4, 4), torch.uint8)],
 )
 def test_prepare_refuses_other_types_and_shapes(shape, dtype):
-    with pytest.raises(CovNormError, match=r"give uint8 \(n, 3, h, w\)"):
+    with pytest.raises(CovNormError, match=r"must be uint8 \(n, 3, h, w\)"):
         prepare(torch.zeros(shape, dtype=dtype), 8, 0.5, 0.5)

@@ -20,16 +20,8 @@ from torch_covnorm.data import (
 )
 
 DOMAINS = [
-    "imagenet12",
-    "aircraft",
-    "cifar100",
-    "daimlerpedcls",
-    "dtd",
-    "gtsrb",
-    "vgg-flowers",
-    "omniglot",
-    "svhn",
-    "ucf101",
+    *("imagenet12", "aircraft", "cifar100", "daimlerpedcls", "dtd", "gtsrb"),
+    *("vgg-flowers", "omniglot", "svhn", "ucf101"),
 ]
 # Table 3 of the paper; its own rounding is why a few points are allowed.
 ROWS = {
@@ -46,7 +38,7 @@ def row(name):
 
 
 def naive(accuracies, factor=2, exponent=2, floor=True):
-    """The formula once more, with its constants open."""
+    """The formula again, with its constants as parameters."""
     total = 0.0
     for domain, accuracy in accuracies.items():
         worst = factor * (100 - BASELINES[domain])
@@ -101,7 +93,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 @pytest.mark.parametrize("value", [-0.1, 100.1, float("nan"), float("inf"), "97", None, True])
-def test_what_is_no_percentage_is_refused(value):
+def test_an_invalid_percentage_is_an_error(value):
     with pytest.raises(CovNormError, match="svhn"):
         decathlon_score({"dtd": 50, "svhn": value})
     with pytest.raises(CovNormError, match="baseline of 'svhn'"):
@@ -226,14 +218,14 @@ def test_missing_files_and_folders_are_named(tmp_path):
         ({"annotations": {"image_id": 11}}, "list"),
         ({"images": None}, "images"),
         ({"images": [], "annotations": []}, "no images"),
-        ({"images": [{"id": 11, "file_name": "a"}] * 2}, "11 is there twice"),
+        ({"images": [{"id": 11, "file_name": "a"}] * 2}, "11 occurs twice"),
         ({"images": [{"id": 11}]}, "11 has no file_name"),
         ({"images": [{"file_name": "a"}]}, "'id'"),
-        ({"categories": [{"id": 501}] * 2}, "category id is there twice"),
-        ({"categories": ["a"]}, "a category"),
+        ({"categories": [{"id": 501}] * 2}, "category id occurs twice"),
+        ({"categories": ["a"]}, "categories must be objects"),
     ],
 )
-def test_labels_that_are_no_labels_are_refused(changes, words, tmp_path):
+def test_invalid_annotation_files_are_errors(changes, words, tmp_path):
     with pytest.raises(CovNormError, match=rf"labels\.json: .*{words}"):
         score_predictions(predictions(tmp_path, TRUTH), labels(tmp_path, **changes))
 
@@ -244,14 +236,14 @@ def test_without_a_list_of_categories_any_category_may_be_predicted(tmp_path):
 
 
 def test_annotations_keep_the_files_order_and_names(tmp_path):
-    found = read_annotations(labels(tmp_path))
-    assert next(iter(found.images.items())) == (11, "data/x/11.jpg")
-    assert found.categories_of == TRUTH
-    assert found.names[504] == "n504"
+    result = read_annotations(labels(tmp_path))
+    assert next(iter(result.images.items())) == (11, "data/x/11.jpg")
+    assert result.categories_of == TRUTH
+    assert result.names[504] == "n504"
 
 
-@pytest.mark.parametrize("form", ["pairs", "folders"])
-def test_the_score_of_many_files(form, tmp_path):
+@pytest.mark.parametrize("layout", ["pairs", "folders"])
+def test_the_score_of_many_files(layout, tmp_path):
     (tmp_path / "p").mkdir()
     (tmp_path / "l").mkdir()
     wrong = {"aircraft": {**TRUTH, 11: 504}, "dtd": {**TRUTH, 11: 504, 12: 504}}
@@ -260,7 +252,9 @@ def test_the_score_of_many_files(form, tmp_path):
         files = predictions(tmp_path / "p", predicted, f"{name}.json")
         pairs[name] = (files, labels(tmp_path / "l", f"{name}_test.json"))
     labels(tmp_path / "l", "svhn_test.json")  # no predictions: it does not count
-    got = score_results(pairs) if form == "pairs" else score_results(tmp_path / "p", tmp_path / "l")
+    got = (
+        score_results(pairs) if layout == "pairs" else score_results(tmp_path / "p", tmp_path / "l")
+    )
     assert got["accuracies"] == {"aircraft": 75.0, "dtd": 50.0}
     assert got["total"] == decathlon_score({"aircraft": 75.0, "dtd": 50.0})["total"]
     assert got["points"].keys() == {"aircraft", "dtd"}
@@ -301,11 +295,11 @@ def test_written_predictions_score_what_they_should(kind, tmp_path):
     [
         ([1, 2], [0], None, "2 image ids but 1"),
         ([1, 1], [0, 0], None, "twice"),
-        ([1], [3], [7, 8, 9], "label 3 of 3"),
-        ([1], [-1], [7, 8, 9], "label -1 of 3"),
-        ([1], [0.5], None, "whole numbers"),
-        (torch.tensor([1.0]), [0], None, "whole numbers"),
-        (["1"], [0], None, "whole numbers"),
+        ([1], [3], [7, 8, 9], "label 3, but there are 3"),
+        ([1], [-1], [7, 8, 9], "label -1, but there are 3"),
+        ([1], [0.5], None, "must be integers"),
+        (torch.tensor([1.0]), [0], None, "must be integers"),
+        (["1"], [0], None, "must be integers"),
     ],
 )
 def test_predictions_that_could_not_be_scored_are_not_written(

@@ -1,4 +1,4 @@
-"""What a user's path holds: folders, .csv and .npz files, and how they are split."""
+"""Sources of images: folders, .csv and .npz files, and their splits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import pytest
 
 from torch_covnorm import CovNormError
 from torch_covnorm.data import Items, Source, read_source
-from torch_covnorm.data.splits import complete, cut, duplicates
+from torch_covnorm.data.decode import duplicates
+from torch_covnorm.data.splits import complete, cut
 
 
 def touch(root, *names):
-    """Files that only have names: a source is read before its images are."""
+    """Create empty files: a source is read before its images are."""
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(b"")
@@ -52,7 +53,7 @@ def test_given_splits_are_used_as_they_are(tmp_path):
         for split, n in (("train", 9), (val, 3), ("test", 2)):
             touch(root, *many(f"{split}/cat", n), *many(f"{split}/dog", n))
         source = read_source(root)
-        assert (source.kind, source.path, source.folder) == ("folder", root, root)
+        assert (source.format, source.path, source.folder) == ("folder", root, root)
         assert source.classes == ("cat", "dog")
         assert sizes(source) == {"train": 18, "val": 6, "test": 4}
         assert shown(source, "val")[f"{val}/dog/2.jpg"] == "dog"
@@ -87,7 +88,7 @@ def test_names_with_spaces_accents_and_any_case_work(tmp_path):
 
 
 def test_an_accent_is_the_same_however_a_disk_writes_it(tmp_path):
-    composed, apart = (unicodedata.normalize(form, "café") for form in ("NFC", "NFD"))
+    composed, apart = (unicodedata.normalize(norm, "café") for norm in ("NFC", "NFD"))
     assert composed != apart
     touch(tmp_path, *many(f"train/{composed}", 4), *many("train/tea", 4), f"test/{apart}/1.jpg")
     source = read_source(tmp_path)
@@ -95,7 +96,7 @@ def test_an_accent_is_the_same_however_a_disk_writes_it(tmp_path):
     assert shown(source, "test") == {f"test/{apart}/1.jpg": composed}
 
 
-def test_what_is_no_image_is_ignored_and_counted(tmp_path):
+def test_files_that_are_not_images_are_ignored_and_counted(tmp_path):
     touch(tmp_path, *many("cat", 3), *many("dog", 3), "README.txt", ".DS_Store", ".git/x.jpg")
     touch(
         tmp_path, "cat/Thumbs.db", "cat/notes.txt", "dog/.x.jpg", "dog/.trash/y.jpg", "dog/LICENSE"
@@ -123,7 +124,7 @@ def test_folders_called_train_are_a_split_only_where_they_hold_folders(tmp_path)
     assert source.classes == ("a", "b")
     assert source.notes == ("ignored: folders beside train/ (1)",)
     touch(tmp_path / "flat", *many("train", 4), *many("test", 4))  # labels are elsewhere
-    with pytest.raises(CovNormError, match=r"flat: has no images .*beside the class folders"):
+    with pytest.raises(CovNormError, match=r"flat: no images .*beside the class folders"):
         read_source(tmp_path / "flat")
 
 
@@ -140,10 +141,13 @@ BAD_FOLDERS = {
         [*many("train/a", 4), *many("train/b", 4), "test/c/1.jpg"],
         r"test has images of 'c', which train lacks",
     ),
-    "one class": (many("cat", 9), r"one class alone, 'cat', .*nothing to tell apart"),
-    "one class with images": ([*many("cat", 9), "dog/x.txt"], r"one class alone, 'cat'"),
-    "no images": (["a/readme.txt", "b/readme.txt"], r"no images .*one folder of images a class"),
-    "nothing": (["x.txt"], r"no images .*one folder of images a class"),
+    "one class": (many("cat", 9), r"only one class, 'cat'\. Add images of another"),
+    "one class with images": ([*many("cat", 9), "dog/x.txt"], r"only one class, 'cat'"),
+    "no images": (
+        ["a/readme.txt", "b/readme.txt"],
+        r"no images .*one subfolder of images per class",
+    ),
+    "nothing": (["x.txt"], r"no images .*one subfolder of images per class"),
     "no train": ([*many("test/a", 2), *many("val/a", 2)], r"'test', 'val' but no train/"),
     "two of one": (
         [*many("train/a", 2), *many("train/b", 2), "val/a/1.jpg", "valid/a/1.jpg"],
@@ -153,7 +157,7 @@ BAD_FOLDERS = {
 
 
 @pytest.mark.parametrize(("names", "message"), BAD_FOLDERS.values(), ids=BAD_FOLDERS)
-def test_a_folder_that_cannot_be_used_says_why(names, message, tmp_path):
+def test_an_unusable_folder_is_an_error_with_the_reason(names, message, tmp_path):
     touch(tmp_path / "mine", *names)
     with pytest.raises(CovNormError, match=rf"mine: .*{message}"):
         read_source(tmp_path / "mine")
@@ -178,16 +182,16 @@ def test_links_are_followed_and_loops_end(tmp_path):
     assert "links to folders that are read already" in source.notes[0]
 
 
-def test_a_path_that_is_no_source_says_what_is(tmp_path):
-    with pytest.raises(CovNormError, match=r"none: is not there: give a folder"):
+def test_a_path_that_is_not_a_source_lists_what_is_accepted(tmp_path):
+    with pytest.raises(CovNormError, match=r"none: does not exist\. Use a folder"):
         read_source(tmp_path / "none")
     touch(tmp_path, "a.zip", "b.jpg")
-    with pytest.raises(CovNormError, match=r"a\.zip: is an archive: unpack it"):
+    with pytest.raises(CovNormError, match=r"a\.zip: is an archive\. Unpack it"):
         read_source(tmp_path / "a.zip")
-    with pytest.raises(CovNormError, match=r"b\.jpg: is no source of images: give a folder"):
+    with pytest.raises(CovNormError, match=r"b\.jpg: is not a source of images\. Use a folder"):
         read_source(str(tmp_path / "b.jpg"))
     os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(CovNormError, match=r"pipe\.csv: is no source"):
+    with pytest.raises(CovNormError, match=r"pipe\.csv: is not a source"):
         read_source(tmp_path / "pipe.csv")
 
 
@@ -269,7 +273,7 @@ def test_a_csv_is_read_with_any_separator_header_and_encoding(
         quoted = [("7", label, path) for path, label in quoted]
     lines = [join(row) for row in ([header] if header else []) + quoted] + [""]
     source = read_source(table(tmp_path, newline.join(lines).encode(encoding)))
-    assert (source.kind, source.folder) == ("csv", tmp_path)
+    assert (source.format, source.folder) == ("csv", tmp_path)
     assert source.classes == ("a;b", "c,d")
     assert {n: c for s in source.splits for n, c in shown(source, s).items()} == dict(ROWS)
     assert len(source.splits["test"]) == 2
@@ -292,7 +296,7 @@ def test_a_csv_names_splits_and_repeats_nothing(tmp_path):
 BAD_TABLES = {
     "empty": ("", "is empty"),
     "blank": ("\n \n", "is empty"),
-    "header alone": ("path,label\n", "no images to train with"),
+    "only a header": ("path,label\n", "no images to train with"),
     "no label": ("path,label\na.jpg,x\nb.jpg,\n", "line 3 has no label"),
     "no path": ("a.jpg,x\n,y\n", "line 2 has no path"),
     "one column": ("a.jpg\nb.jpg\n", "line 1 has no label; line 2 has no label"),
@@ -301,13 +305,16 @@ BAD_TABLES = {
     "no split": ("a.jpg,x,train\nb.jpg,y\n", "line 2 has no split"),
     "two labels": ("a.jpg,x\nb.jpg,y\na.jpg,y\n", "line 3 has label 'y' for the image of line 1"),
     "a line break in quotes": ('"a\n1.jpg",x\nb.jpg,\n', "line 3 has no label"),
-    "many": ("a.jpg,\n" * 9, r"line 3 has no label and 6 more: correct"),
-    "header of other names": ("img_path,kind\na.jpg,x\nb.jpg,y\n", "line 1 has no name .*filename"),
-    "open quote": ('a.jpg,x\n"b.jpg,y\nc.jpg,z\n', "line 2 is no .csv"),
-    "latin-1": ("a.jpg,x\nb.jpg,é\n".encode("latin-1"), "line 2 is no UTF-8 text"),
+    "many": ("a.jpg,\n" * 9, r"line 3 has no label and 6 more\. Correct"),
+    "header of other names": (
+        "img_path,kind\na.jpg,x\nb.jpg,y\n",
+        "line 1 has no known column names.*filename",
+    ),
+    "open quote": ('a.jpg,x\n"b.jpg,y\nc.jpg,z\n', "line 2 is not valid .csv"),
+    "latin-1": ("a.jpg,x\nb.jpg,é\n".encode("latin-1"), "line 2 is not UTF-8 text"),
     "only test": ("a.jpg,x,test\nb.jpg,y,test\n", "no images to train with"),
     "a class that train lacks": ("a.jpg,x,train\nb.jpg,y,train\nc.jpg,z,val\n", "val has .*'z'"),
-    "huge cell": ("a.jpg," + "x" * 200_000 + "\nb.jpg,y\n", "line 1 is no .csv .*limit"),
+    "huge cell": ("a.jpg," + "x" * 200_000 + "\nb.jpg,y\n", "line 1 is not valid .csv .*limit"),
 }
 
 
@@ -328,17 +335,17 @@ def npz(root, **arrays):
     return read_source(root / "data.npz")
 
 
-@pytest.mark.parametrize("form", ["hw", "hw1", "hw3", "3hw", "1hw", "float"])
-def test_rows_of_every_shape_are_the_same_pixels(form, tmp_path):
-    x = NOISE[..., :1] if "1" in form or form == "hw" else NOISE
+@pytest.mark.parametrize("layout", ["hw", "hw1", "hw3", "3hw", "1hw", "float"])
+def test_rows_of_every_shape_are_the_same_pixels(layout, tmp_path):
+    x = NOISE[..., :1] if "1" in layout or layout == "hw" else NOISE
     given = {
         "hw": x[..., 0],
         "3hw": x.transpose(0, 3, 1, 2),
         "1hw": x.transpose(0, 3, 1, 2),
         "float": np.clip((x - 0.4) / 255, 0, 1).astype(np.float32),  # to the nearest
-    }.get(form, x)
+    }.get(layout, x)
     source = npz(tmp_path, x_train=given, y_train=LABELS, x_test=given[:2], y_test=LABELS[:2])
-    assert source.kind == "npz"
+    assert source.format == "npz"
     for items in source.splits.values():
         rows = [int(name[name.index("[") + 1 : -1]) for name in items.names]
         assert np.array_equal(items.pixels, x[rows])
@@ -369,23 +376,29 @@ def test_labels_are_numbers_or_strings_and_classes_keep_their_order(y, more, cla
 
 
 BAD_ARRAYS = {
-    "no y": ({"x": NOISE}, "has x alone"),
-    "no x": ({"x": NOISE, "y": LABELS, "y_test": LABELS}, "has y_test alone"),
-    "lengths": ({"x": NOISE, "y": LABELS[:5]}, "x has 12 rows and y 5"),
+    "no y": ({"x": NOISE}, "has x but no y"),
+    "no x": ({"x": NOISE, "y": LABELS, "y_test": LABELS}, "has y_test but no x_test"),
+    "lengths": ({"x": NOISE, "y": LABELS[:5]}, "x has 12 rows but y has 5"),
     "other names": ({"images": NOISE, "labels": LABELS}, "no images .*'images', 'labels'.*x_train"),
     "no rows": ({"x": NOISE[:0], "y": LABELS[:0]}, "no images to train with"),
-    "int pixels": ({"x": NOISE.astype(int), "y": LABELS}, "x is int64: give uint8"),
-    "floats to 255": ({"x": NOISE.astype(float), "y": LABELS}, r"from 0 to 255: .*\[0, 1\]: scale"),
+    "int pixels": ({"x": NOISE.astype(int), "y": LABELS}, "x is int64: must be uint8"),
+    "floats to 255": (
+        {"x": NOISE.astype(float), "y": LABELS},
+        r"from 0 to 255: .*\[0, 1\]\. Scale",
+    ),
     "negative": ({"x": NOISE / 127.5 - 1, "y": LABELS}, "from -1 to 1"),
     "NaN": ({"x": np.full((12, 8, 8), np.nan), "y": LABELS}, "from nan"),
     "shape": ({"x": NOISE[..., 0, 0], "y": LABELS}, r"x has shape \(12, 9\)"),
     "RGBA": ({"x": NOISE[..., [0, 1, 2, 2]], "y": LABELS}, r"x has shape \(12, 9, 10, 4\)"),
     "small": ({"x": NOISE[:, :7], "y": LABELS}, "8 pixels or more"),
-    "one class": ({"x": NOISE, "y": LABELS * 0}, "one class alone, '0'"),
+    "one class": ({"x": NOISE, "y": LABELS * 0}, "only one class, '0'"),
     "float labels": ({"x": NOISE, "y": LABELS / 2}, "y is float64"),
     "one-hot labels": ({"x": NOISE, "y": np.eye(3, dtype=int)[LABELS]}, r"y is int64 \(12, 3\)"),
-    "label outside": ({"x": NOISE, "y": LABELS, "classes": ["a", "b"]}, "label 2, which is none"),
-    "label below": ({"x": NOISE, "y": LABELS - 1, "classes": ["a", "b"]}, "label -1, which is"),
+    "label outside": (
+        {"x": NOISE, "y": LABELS, "classes": ["a", "b"]},
+        "label 2, which is not one",
+    ),
+    "label below": ({"x": NOISE, "y": LABELS - 1, "classes": ["a", "b"]}, "label -1, which is not"),
     "classes twice": ({"x": NOISE, "y": LABELS, "classes": list("aba")}, "a name twice"),
     "class that train lacks": (
         {"x": NOISE, "y": LABELS % 2, "x_test": NOISE, "y_test": LABELS},

@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 import torch_covnorm as cn
+from torch_covnorm.compress import covnorm
 from torch_covnorm.ecology import Ecology, verify
 from torch_covnorm.ecology.add import add
 from torch_covnorm.ecology.config import add_config
 from torch_covnorm.ecology.prediction import probabilities
+from torch_covnorm.methods import settings
 from torch_covnorm.training.progress import Reporter
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,6 +24,41 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def ecology(tmp_path):
     return Ecology.create(tmp_path / "house", small.backbone())
+
+
+@pytest.mark.parametrize("rule", [{"max_drop": 20.0, "metric": "loss"}, {"max_drop": 20.0}, {}])
+def test_an_add_checks_its_settings_once_and_decomposes_each_site_once(ecology, rule, monkeypatch):
+    calls = {"check": 0, "decompose": []}
+    check, decompose = settings._check_options, covnorm.decompose
+
+    def counted_check(given):
+        calls["check"] += 1
+        check(given)
+
+    def counted_decompose(A, *args, **kwargs):
+        calls["decompose"].append(tuple(A.shape))
+        return decompose(A, *args, **kwargs)
+
+    monkeypatch.setattr(settings, "_check_options", counted_check)
+    monkeypatch.setattr(covnorm, "decompose", counted_decompose)
+    config = add_config("covnorm", {"epochs": 1, **rule}, batch=20)
+    assert config.run.options["metric"] == "loss"
+    details = add(ecology, "digits", small.decoded(), config, backbone=small.backbone())
+    assert calls["check"] == 1
+    assert len(calls["decompose"]) == len(details["results"]["ranks"]) == 2
+    small.added(ecology, "more")  # a control: another add counts again
+    assert calls["check"] == 2
+    assert len(calls["decompose"]) == 4
+
+
+def test_the_library_does_by_default_what_the_command_does():
+    options = add_config().run.options
+    assert (options["max_drop"], options["metric"], options["dtype"]) == (0.5, "loss", "smallest")
+    options = add_config(validation=False).run.options
+    assert (options["variance"], options["max_drop"], options["dtype"]) == (0.99, None, "float16")
+    assert add_config("bn").run.training.norms == "batch"
+    assert add_config("ra").run.training.norms == "frozen"
+    assert add_config("ra").dtype == "float16"
 
 
 # ── add ───────────────────────────────────────────────────────────────────────────────────────
@@ -111,7 +148,7 @@ def test_the_callers_random_numbers_are_untouched(ecology):
         ("digits", {"options": {"epochz": 1}}, "epochs"),
         ("digits", {"dtype": "float8"}, "float16"),
         ("../digits", {}, "name"),
-        ("taken", {}, "there already"),
+        ("taken", {}, "exists already"),
     ],
 )
 def test_what_cannot_be_added_is_refused_and_the_store_stays(ecology, name, settings, words):

@@ -137,7 +137,7 @@ def test_a_basis_that_is_replaced_while_a_domain_is_read_loads_as_the_new_one(
             shake_(net.domain(name))
         with torch.no_grad():
             net.basis("joint").factors["3"].W.mul_(1.5)
-        writer.put(net, {n: Details(small.facts(), keep=True) for n in names}, replace=True)
+        writer.put(net, {n: Details(small.facts(), keep_rest=True) for n in names}, replace=True)
 
     def read(blobs, blob):
         if blob == moment and not done:

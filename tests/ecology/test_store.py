@@ -1,4 +1,4 @@
-"""The store: what is put is what is read, one change at a time, and little is read for it."""
+"""The store: what is put is what is read, one change at a time."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_module_of_the_callers_is_asked_for_and_another_one_refused(ecology):
 
 @pytest.fixture(scope="module")
 def of_a_file(tmp_path_factory):
-    """An ecology of a backbone whose weights come from a file that is gone afterwards."""
+    """An ecology whose backbone's weights came from a file that is deleted afterwards."""
     import safetensors.torch
 
     folder = tmp_path_factory.mktemp("weights")
@@ -191,7 +191,7 @@ def test_a_name_that_is_none_is_refused_before_anything_is_written(ecology):
 def test_a_domain_that_is_there_already_is_refused_and_stays(ecology):
     small.put(ecology, "flowers")
     before = small.files(ecology.folder)
-    with pytest.raises(cn.CovNormError, match=r"'flowers' is there already.*remove.*replace"):
+    with pytest.raises(cn.CovNormError, match=r"'flowers' exists already.*remove.*replace"):
         small.put(ecology, "flowers", seed=1)
     assert small.files(ecology.folder) == before
 
@@ -209,7 +209,7 @@ def test_kept_parts_stay_where_a_change_does_not_give_them(ecology):
     with_all_parts(ecology)
     blobs = ecology.entry("flowers").blobs
     net = small.network("flowers", seed=1)
-    ecology.put(net, {"flowers": Details(small.facts(3.0), keep=True)}, replace=True)
+    ecology.put(net, {"flowers": Details(small.facts(3.0), keep_rest=True)}, replace=True)
     now = ecology.entry("flowers").blobs
     assert {k for k in blobs if now[k] == blobs[k]} == {
         "record",  # says nothing of numbers
@@ -237,7 +237,7 @@ def test_put_is_all_or_nothing(ecology, fault):
     before = small.files(ecology.folder)
     with pytest.raises(cn.CovNormError):
         ecology.put(net, details)
-    assert small.files(ecology.folder) == before, "birds were good, and are not kept alone"
+    assert small.files(ecology.folder) == before, "birds were fine, but all or nothing is stored"
     assert verify(ecology.folder) == []
 
 

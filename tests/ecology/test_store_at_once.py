@@ -1,4 +1,4 @@
-"""The store when others write at the same moment, and with ten thousand domains in it."""
+"""The store while others write to it, and with ten thousand domains in it."""
 
 from __future__ import annotations
 
@@ -54,30 +54,26 @@ def test_threads_that_write_at_once_lose_no_update(ecology):
     assert verify(ecology.folder) == []
 
 
-class Between:
-    """Calls `first` before, and `then` behind, one reading of tensors; a stand-in for a process
-    that writes at the worst moment."""
+def during_one_read(monkeypatch, before, after=lambda: None):
+    """Call `before` and `after` around one read of tensors, like another process that writes."""
+    original = Blobs.read_tensors
 
-    def __init__(self, monkeypatch, first, then=lambda: None):
-        right = Blobs.read_tensors
-        todo = [(first, then)]
+    def read(blobs, blob):
+        monkeypatch.setattr(Blobs, "read_tensors", original)
+        before()
+        try:
+            return original(blobs, blob)
+        finally:
+            after()
 
-        def read(blobs, blob):
-            before, behind = todo.pop() if todo else (lambda: None, lambda: None)
-            before()
-            try:
-                return right(blobs, blob)
-            finally:
-                behind()
-
-        monkeypatch.setattr(Blobs, "read_tensors", read)
+    monkeypatch.setattr(Blobs, "read_tensors", read)
 
 
 def test_a_domain_that_is_replaced_while_it_is_read_loads_as_the_new_one(ecology, monkeypatch):
     small.put(ecology, "flowers")
     old = small.answers(ecology, "flowers")
     writer = Ecology(ecology.folder)
-    Between(monkeypatch, lambda: small.put(writer, "flowers", seed=1, replace=True))
+    during_one_read(monkeypatch, lambda: small.put(writer, "flowers", seed=1, replace=True))
     found = small.answers(ecology, "flowers")
     assert found != old
     assert found == small.answers(ecology, "flowers")
@@ -87,7 +83,7 @@ def test_a_domain_that_is_replaced_and_put_back_while_it_is_read_loads(ecology, 
     small.put(ecology, "flowers")
     old = small.answers(ecology, "flowers")
     writer = Ecology(ecology.folder)
-    Between(
+    during_one_read(
         monkeypatch,
         lambda: small.put(writer, "flowers", seed=1, replace=True),
         lambda: small.put(writer, "flowers", seed=0, replace=True),
@@ -98,7 +94,7 @@ def test_a_domain_that_is_replaced_and_put_back_while_it_is_read_loads(ecology, 
 def test_a_domain_that_is_removed_while_it_is_read_is_unknown(ecology, monkeypatch):
     small.put(ecology, "flowers")
     writer = Ecology(ecology.folder)
-    Between(monkeypatch, lambda: writer.remove(["flowers"]))
+    during_one_read(monkeypatch, lambda: writer.remove(["flowers"]))
     with pytest.raises(cn.CovNormError, match="unknown domain"):
         small.answers(ecology, "flowers")
 
@@ -110,7 +106,7 @@ MANY = 10_000
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """Ten thousand domains; all but the first have the same tensors, which saves the disk."""
+    """Ten thousand domains; all but the first share their tensors, to save disk space."""
     ecology = Ecology.create(tmp_path_factory.mktemp("many") / "house", small.backbone())
     small.put(ecology, "first", "d0")
 

@@ -1,4 +1,4 @@
-"""An exported domain answers as the network does, where there is no package of ours."""
+"""Exported domains give the network's logits without this package installed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from torch_covnorm.backbones import EfficientNetLite0
 from torch_covnorm.engines.export import ENDINGS, FORMAT, Exported, export
 
 CLASSES = ("daisy", "Löwenzahn", "野バラ", 'a "b"\n/c')
-HOW = {"size": 64, "mean": [0.5, 0.25, 0.125], "std": [0.25, 0.25, 0.5], "fit": "crop"}
+PREPROCESSING = {"size": 64, "mean": [0.5, 0.25, 0.125], "std": [0.25, 0.25, 0.5], "fit": "crop"}
 PROGRAM = """
 import json, sys
 import numpy as np
-sys.modules["torch_covnorm"] = None  # whoever imports it fails
+sys.modules["torch_covnorm"] = None  # importing it fails
 to, file, images = sys.argv[1:4]
 batches = np.load(images)
 answers, about = {}, {}
@@ -62,11 +62,11 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def lite0():
-    """EfficientNet-Lite0 with two domains that only their numbers tell apart."""
+    """EfficientNet-Lite0 with two domains that differ only in their weights."""
     torch.manual_seed(0)
     net = cn.MultiDomainNetwork(cn.load_backbone("efficientnet-lite0"))
     for name in ("flowers", "weeds"):
-        zoo.shake_(net.add_domain(name, CLASSES, preprocessing=HOW))
+        zoo.shake_(net.add_domain(name, CLASSES, preprocessing=PREPROCESSING))
     return net.eval()
 
 
@@ -118,13 +118,13 @@ def test_a_process_without_the_package_answers_as_the_network(lite0, exports, to
     assert done.returncode == 0, done.stderr
     about = json.loads(done.stdout)
     assert about["classes"] == list(CLASSES)
-    assert about["preprocessing"] == HOW
+    assert about["preprocessing"] == PREPROCESSING
     assert about["domain"] == "flowers"
     answers = np.load(f"{images}.answers.npz")
     for key, x in batches.items():
-        found = torch.from_numpy(answers[key])
-        assert zoo.close(found, lite0(x, domain="flowers"), 1e-4)
-        assert not zoo.close(found, lite0(x, domain="weeds"), 1e-2)  # control: the wrong domain
+        result = torch.from_numpy(answers[key])
+        assert zoo.close(result, lite0(x, domain="flowers"), 1e-4)
+        assert not zoo.close(result, lite0(x, domain="weeds"), 1e-2)  # control: the wrong domain
 
 
 @torch.no_grad()
@@ -138,7 +138,7 @@ def test_the_state_dict_loads_strictly_into_the_plain_class(lite0, exports):
     assert not zoo.close(plain(x), lite0(x, domain="weeds"), 1e-2)
     with safetensors.safe_open(file, "pt") as opened:
         about = json.loads(opened.metadata()["covnorm"])
-    assert (about["classes"], about["preprocessing"]) == (list(CLASSES), HOW)
+    assert (about["classes"], about["preprocessing"]) == (list(CLASSES), PREPROCESSING)
     assert about["layers"] == {}
 
 
@@ -155,7 +155,7 @@ def test_a_domain_loads_into_another_network(lite0, tmp_path):
 
 
 @pytest.mark.parametrize("to", ENDINGS)
-def test_the_json_beside_says_what_goes_in_and_comes_out(lite0, exports, to):
+def test_the_json_file_describes_input_and_output(lite0, exports, to):
     file, beside = exports[to].files
     assert file.name == f"flowers{ENDINGS[to]}"
     assert beside.name == f"{file.name}.json"
@@ -163,7 +163,7 @@ def test_the_json_beside_says_what_goes_in_and_comes_out(lite0, exports, to):
     record = records.read(beside, FORMAT)  # with its checksum
     assert (record["to"], record["domain"], record["file"]) == (to, "flowers", file.name)
     assert record["classes"] == list(CLASSES)
-    assert record["preprocessing"] == HOW
+    assert record["preprocessing"] == PREPROCESSING
     assert record["input"]["shape"] == ["n", 3, 64, 64]
     assert record["input"]["values"] == "(RGB / 255 - mean) / std"
     assert record["output"]["shape"] == ["n", 4]
@@ -172,7 +172,7 @@ def test_the_json_beside_says_what_goes_in_and_comes_out(lite0, exports, to):
     assert 0 < record["difference"] == exports[to].difference < 1e-4
 
 
-def test_a_file_tells_nothing_of_the_machine_that_wrote_it(exports, tmp_path):
+def test_a_file_contains_no_paths_of_the_machine(exports, tmp_path):
     places = [str(Path(m.__file__).parent).encode() for m in (cn, torch, zoo)]
     for exported in exports.values():
         for file in exported.files:
@@ -214,7 +214,7 @@ def test_every_kind_is_exported_as_the_network_runs_it(name, kind, tmp_path):
     dense = kind in ("residual", "parallel", "conv", "lowrank", "covnorm", "absorbed")
     assert ("grouped.0" in changed) == dense
     assert not dense or changed["grouped.0"] == {"groups": 1}
-    biased = name == "convnet" and kind not in ("own", "mask")  # no norm there takes the bias
+    biased = name == "convnet" and kind not in ("own", "mask")  # no norm can absorb the bias
     assert changed.get("dilated.0") == ({"bias": True} if biased else None)
 
 
@@ -243,7 +243,7 @@ def test_a_joint_domain_comes_with_its_basis_or_without_need_of_it(tmp_path):
 
 
 @torch.no_grad()
-def test_an_own_module_comes_along(tmp_path):
+def test_an_own_module_is_exported_too(tmp_path):
     net = small()
     own = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 2))
     zoo.shake_(net.add_domain("a", own=own, preprocessing={"size": 16}))
@@ -262,8 +262,8 @@ def test_vectors_and_oblong_images_and_double_precision(tmp_path):
     assert zoo.close(run(x := torch.randn(4, 12)), net(x, domain="residual").detach())
     net = small("residual").double()
     file, beside = export(net, "residual", tmp_path / "wide", size=(16, 24)).files
-    how = {"size": [16, 24], "mean": None, "std": None, "fit": "squash"}
-    assert records.read(beside, FORMAT)["preprocessing"] == how
+    preprocessing = {"size": [16, 24], "mean": None, "std": None, "fit": "squash"}
+    assert records.read(beside, FORMAT)["preprocessing"] == preprocessing
     x = torch.randn(2, 3, 16, 24)
     expected = net(x.double(), domain="residual").detach()
     assert zoo.close(read_back(file)(x), expected.float())
@@ -276,7 +276,7 @@ def test_vectors_and_oblong_images_and_double_precision(tmp_path):
 def test_the_network_and_the_terminal_are_as_they_were(to, tmp_path, capfd, caplog):
     net = small("residual", "parallel")
     net.train()
-    net.domains["residual"].norms.eval()  # a mode of its own
+    net.domains["residual"].norms.eval()  # a mode that differs
     modes = [m.training for m in net.modules()]
     bits = {k: v.clone() for k, v in net.state_dict().items()}
     export(net, "residual", tmp_path, to)
@@ -302,7 +302,7 @@ def test_a_file_is_replaced_by_the_same_bytes(to, tmp_path):
 
 
 def refused(match: str, folder: Path, net, name, to="torch", out=None, **arguments):
-    """An error that says so, not a byte changed on disk, the random numbers as they were."""
+    """Check that export raises, changes nothing on disk, and keeps the random numbers."""
     before, random = (contents(folder), sorted(folder.rglob("*"))), torch.get_rng_state()
     with pytest.raises(CovNormError, match=match):
         export(net, name, folder if out is None else out, to, **arguments)
@@ -310,7 +310,7 @@ def refused(match: str, folder: Path, net, name, to="torch", out=None, **argumen
     assert torch.equal(torch.get_rng_state(), random)
 
 
-def test_what_cannot_be_exported_is_said_and_leaves_nothing(tmp_path):
+def test_what_cannot_be_exported_is_an_error_and_writes_nothing(tmp_path):
     net = small("residual")
     refused(r"to='onx': did you mean 'onnx'", tmp_path, net, "residual", "onx")
     refused("unknown domain", tmp_path, net, "flowers")
@@ -329,7 +329,7 @@ def test_what_cannot_be_exported_is_said_and_leaves_nothing(tmp_path):
     refused(r"residual.pt2.json", tmp_path, net, "residual", size=16)
     with torch.no_grad():
         net.domains["residual"].head.weight[0, 0] = torch.nan
-    refused("'residual' answers NaN", tmp_path, net, "residual", size=16)
+    refused("'residual' returns NaN", tmp_path, net, "residual", size=16)
 
 
 class Conv(nn.Conv2d):
@@ -358,10 +358,10 @@ class Odd(nn.Module):
 @pytest.mark.parametrize(
     ("way", "match"),
     [
-        ("lies", r"differs from the network by .* on a batch of 1.*choose another to="),
+        ("lies", r"differs from the network by .* on a batch of 1.*Choose another to="),
         ("looks", "torch.export cannot trace Odd"),
         ("counts", "torch.export cannot trace Odd for batches of any size"),
-        ("names", "'a' answers dict"),
+        ("names", "'a' returns a dict"),
     ],
 )
 def test_a_network_that_tracing_gets_wrong_is_not_written(way, match, to, tmp_path):
@@ -384,4 +384,4 @@ def test_a_missing_package_is_named_with_what_brings_it(package, tmp_path, monke
 
 def test_weights_beyond_one_onnx_file_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.import_module("torch_covnorm.engines.export"), "ONNX_LIMIT", 1000)
-    refused("below 2 GB: to='torch'", tmp_path, small("residual"), "residual", "onnx")
+    refused(r"below 2 GB\. Use to='torch'", tmp_path, small("residual"), "residual", "onnx")

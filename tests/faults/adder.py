@@ -1,9 +1,8 @@
-"""A second process that writes to a small ecology: counted, killed or broken as it is told."""
+"""Tasks of a second process that writes to a small ecology: counted, killed or broken."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import resource
 import signal
@@ -16,6 +15,7 @@ from typing import Any
 import small_ecology as small
 import torch
 import torch._dynamo  # the first optimiser imports it: here once for all processes
+from child import Child
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, manifest, store
@@ -50,7 +50,7 @@ def add_digits(folder: Path, reporter: Reporter, name: str = "digits", **changes
 
 
 class Watch:
-    """Every event of what runs inside; at the one that is told, the process ends as by kill −9."""
+    """Record every event in this process; at event number `kill`, end it by kill −9."""
 
     def __init__(self, kill: int | None) -> None:
         self.kill, self.events = kill, []
@@ -79,7 +79,7 @@ class Watch:
         os.rmdir = watched("rmdir", os.rmdir)
 
 
-# ── what a process does ───────────────────────────────────────────────────────────────────────
+# ── tasks ───────────────────────────────────────────────────────────────────────
 
 
 def adding(pipe: Connection, folder: Path, kill: int | None, **changes: Any) -> Any:
@@ -90,7 +90,7 @@ def adding(pipe: Connection, folder: Path, kill: int | None, **changes: Any) -> 
 
 
 def putting(pipe: Connection, folder: Path, names: list[str], rounds: int) -> Any:
-    """Put, replace and remove; the last of each is left there."""
+    """Put, replace and remove; the last of each stays in the store."""
     ecology = Ecology(folder)
     for i in range(rounds):
         for name in names:
@@ -101,7 +101,7 @@ def putting(pipe: Connection, folder: Path, names: list[str], rounds: int) -> An
 
 
 def replacing(pipe: Connection, folder: Path, names: list[str]) -> Any:
-    """Replace domains by ever new ones, until it is told to stop."""
+    """Replace domains again and again, until the parent sends something."""
     ecology, i = Ecology(folder), 0
     while not pipe.poll():
         i += 1
@@ -110,7 +110,7 @@ def replacing(pipe: Connection, folder: Path, names: list[str]) -> Any:
 
 
 def limited(pipe: Connection, folder: Path, size: int) -> Any:
-    """No file may grow past a size: the disk is full for large ones."""
+    """Limit the size of files, as if the disk were full for large ones."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     add_digits(folder, Reporter())
@@ -120,7 +120,7 @@ def limited(pipe: Connection, folder: Path, size: int) -> Any:
 
 
 def without_lock() -> None:
-    """No lock, and long enough between reading the manifest and writing it to matter."""
+    """Take no lock, and leave enough time between reading and writing the manifest to matter."""
     right = manifest.write_file
 
     def slow(file: Path, content: bytes) -> None:
@@ -132,7 +132,7 @@ def without_lock() -> None:
 
 
 def manifest_first() -> None:
-    """Blobs are written behind the manifest that names them."""
+    """Write blobs after the manifest that names them."""
     right, write = Blobs.write, manifest.write_file
     waiting: list[tuple[Blobs, bytes, str]] = []
 
@@ -151,7 +151,7 @@ def manifest_first() -> None:
 
 
 def run(pipe: Connection, task: str, broken: str | None, args: tuple, changes: dict) -> None:
-    """The whole process: its last word is ("done", result) or ("error", message)."""
+    """Run a task and send ("done", result), ("error", message) or ("raised", exception)."""
     torch.set_num_threads(1)
     if broken is not None:
         globals()[broken]()
@@ -166,34 +166,6 @@ def run(pipe: Connection, task: str, broken: str | None, args: tuple, changes: d
         pipe.send(("done", result))
 
 
-class Child:
-    """Such a process, forked from a server that has imported torch and done nothing else."""
-
-    context = multiprocessing.get_context("forkserver")
-
-    def __init__(self, task: str, *args: Any, broken: str | None = None, **changes: Any) -> None:
-        self.pipe, end = self.context.Pipe()
-        self.process = self.context.Process(target=run, args=(end, task, broken, args, changes))
-        self.process.start()
-        end.close()
-        assert self.says() == "begun"
-
-    def says(self) -> Any:
-        assert self.pipe.poll(60), "the child is silent"
-        return self.pipe.recv()
-
-    def end(self) -> Any:
-        """Its last word, when it has ended by itself."""
-        word = self.says()
-        self.process.join(60)
-        return word
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(60)
-
-    @property
-    def was_killed(self) -> bool:
-        self.process.join(60)
-        return self.process.exitcode == -signal.SIGKILL
+def start(task: str, *args: Any, broken: str | None = None, **changes: Any) -> Child:
+    """Start a process that runs one of the tasks above."""
+    return Child(run, task, broken, args, changes)

@@ -1,4 +1,4 @@
-"""What the second processes of these tests start from."""
+"""The server that the second processes of these tests are forked from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
-    """A fork server with torch, and one thread here as there: more threads round otherwise."""
+    """Start a fork server with torch. One thread in both: more threads round differently."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Guarantee 11 for the store: kill −9 at any moment of an `add` leaves it before or behind it."""
+"""Guarantee 11: kill −9 at any moment of an `add` leaves the store as before or as after it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import adder
 import pytest
 import small_ecology as small
-from adder import Child
+from adder import start
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Ecology, verify
@@ -29,14 +29,14 @@ def house(tmp_path_factory):
 
 
 class Whole:
-    """An add that nothing interrupts: its events, how long it takes, the tensors that it gives."""
+    """An uninterrupted add: its events, its duration, the blobs that it writes."""
 
     def __init__(self, folder):
-        child = Child("adding", folder, None)
-        start = time.monotonic()
-        said, self.events = child.end()
-        self.seconds = time.monotonic() - start
-        assert said == "done", self.events
+        child = start("adding", folder, None)
+        begun = time.monotonic()
+        outcome, self.events = child.result()
+        self.seconds = time.monotonic() - begun
+        assert outcome == "done", self.events
         ecology = Ecology(folder)
         self.blobs = ecology.entry("digits").blobs
         self.other = ecology.entry("other")
@@ -48,13 +48,13 @@ class Whole:
         self.store = self.events.index(("stage", "store"))
 
     def steps_left(self, kill):
-        """Behind the last snapshot that was complete before this event."""
+        """Count the steps after the last snapshot that was complete before this event."""
         saved = [i for i in range(kill) if self.events[i] == ("rename", "snapshot.json")]
         first = saved[-1] if saved else 0
         return sum(kind == "step" for kind, _ in self.events[first:])
 
     def places(self, draw):
-        """Events to be killed at: of every kind, and all around the commit."""
+        """Choose events to be killed at: some of every type, and all around the commit."""
         kinds = {}
         for i, (kind, _) in enumerate(self.events[: self.store]):
             kinds.setdefault(kind, []).append(i)
@@ -62,9 +62,9 @@ class Whole:
             i for kind in sorted(kinds) for i in draw.sample(kinds[kind], min(5, len(kinds[kind])))
         ]
         blobs = range(self.store + 1, self.manifest - 1)
-        behind = range(self.manifest + 1, len(self.events))
+        after = range(self.manifest + 1, len(self.events))
         around = [self.manifest - 1, self.manifest, self.manifest + 1]
-        chosen += [*draw.sample(blobs, 10), *around, *draw.sample(behind[1:], 5)]
+        chosen += [*draw.sample(blobs, 10), *around, *draw.sample(after[1:], 5)]
         return sorted(chosen)
 
 
@@ -81,8 +81,8 @@ def whole(house, known):
         Ecology(house).remove(["digits"])
 
 
-def assert_before_or_behind(folder, whole):
-    """The store is whole; returns whether the domain is there."""
+def assert_before_or_after(folder, whole):
+    """Check that the store is whole; return whether it has the domain."""
     assert verify(folder) == []
     ecology = Ecology(folder)
     assert ecology.entry("other") == whole.other
@@ -96,13 +96,13 @@ def assert_before_or_behind(folder, whole):
 
 
 def add_again(folder, whole):
-    """The same add in this process: the same result, nothing left over; returns its steps."""
+    """Run the same add in this process: same result, nothing left over. Return its steps."""
     steps = []
-    there = "digits" in Ecology(folder).domains
-    if there:
-        with pytest.raises(cn.CovNormError, match="'digits' is there already"):
+    exists = "digits" in Ecology(folder).domains
+    if exists:
+        with pytest.raises(cn.CovNormError, match="'digits' exists already"):
             adder.add_digits(folder, Reporter())
-    adder.add_digits(folder, Reporter(training=steps.append), replace=there)
+    adder.add_digits(folder, Reporter(training=steps.append), replace=exists)
     ecology = Ecology(folder)
     same = ("tensors", "trained.tensors", "record", "trained.record", "moments", "examples")
     blobs = ecology.entry("digits").blobs
@@ -115,57 +115,57 @@ def add_again(folder, whole):
 
 
 def test_the_events_are_those_of_every_stage_and_the_commit(whole):
-    """What the kills below are chosen from."""
+    """The kills below are chosen from these."""
     stages = [what for kind, what in whole.events if kind == "stage"]
     assert [stages[0], *stages[-2:]] == ["bare", "measure", "store"]
     assert {what for kind, what in whole.events if kind == "step"} == {"train", "collect", "tune"}
     names = [what for kind, what in whole.events[whole.store :] if kind == "rename"]
     assert names[-1] == MANIFEST, "the manifest comes last"
     assert set(names[:-1]) == set(whole.blobs.values())
-    assert whole.manifest + 4 < len(whole.events), "the workplace goes behind the commit"
+    assert whole.manifest + 4 < len(whole.events), "the workplace goes after the commit"
 
 
 def test_killed_at_fifty_random_moments_the_store_is_whole_and_the_next_add_resumes(house, whole):
     draw = random.Random(0)
     places = whole.places(draw)
-    there = resumed = kills = 0
+    committed = resumed = kills = 0
     for place in places:
-        child = Child("adding", house, place)
+        child = start("adding", house, place)
         assert child.was_killed, f"event {place} never came"
         kills += 1
-        behind = assert_before_or_behind(house, whole)
-        assert behind == (place > whole.manifest), f"event {place} {whole.events[place]}"
+        after = assert_before_or_after(house, whole)
+        assert after == (place > whole.manifest), f"event {place} {whole.events[place]}"
         steps = add_again(house, whole)
-        if not behind:
+        if not after:
             assert steps == whole.steps_left(place), f"event {place} {whole.events[place]}"
             resumed += steps < whole.steps
-        there += behind
-    assert resumed > 15, "these did not begin anew"
-    assert there >= 5
+        committed += after
+    assert resumed > 15, "these did not start over"
+    assert committed >= 5
     while kills < len(places) + TIMED:
-        child = Child("adding", house, None)
+        child = start("adding", house, None)
         child.pipe.poll(draw.uniform(0, whole.seconds))
         child.kill()
         kills += child.was_killed
-        assert_before_or_behind(house, whole)
+        assert_before_or_after(house, whole)
         assert add_again(house, whole) <= whole.steps
     assert kills >= 50
 
 
 def test_killed_again_and_again_the_add_comes_to_its_end(house, whole):
-    """No resuming in between by a process that lives: every one is killed a little later."""
+    """No process in between survives: each one is killed a little later than the last."""
     for place in range(5, 60, 11):
-        child = Child("adding", house, place)
+        child = start("adding", house, place)
         if not child.was_killed:
             break
-        assert_before_or_behind(house, whole)
-    assert Child("adding", house, None).end()[0] == "done" or "digits" in Ecology(house).domains
+        assert_before_or_after(house, whole)
+    assert start("adding", house, None).result()[0] == "done" or "digits" in Ecology(house).domains
     add_again(house, whole)
 
 
 def test_killed_while_unfinished_work_is_cleared_the_next_add_goes_on(house, whole, tmp_path):
-    """fresh=True is killed in the middle of forgetting: what is left is no trap for the next."""
-    assert Child("adding", house, whole.store).was_killed  # all stages are in the workplace
+    """fresh=True is killed while it deletes old work: what is left does not trap the next run."""
+    assert start("adding", house, whole.store).was_killed  # all stages are in the workplace
     work = Ecology(house).workplace("digits")
     saved = shutil.copytree(work, tmp_path / "saved")
     inside = sum(1 for _ in work.rglob("*"))
@@ -173,8 +173,8 @@ def test_killed_while_unfinished_work_is_cleared_the_next_add_goes_on(house, who
     for place in range(1, inside, 2):
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(saved, work)
-        assert Child("adding", house, place, fresh=True).was_killed
-        assert not assert_before_or_behind(house, whole)
+        assert start("adding", house, place, fresh=True).was_killed
+        assert not assert_before_or_after(house, whole)
         try:
             add_again(house, whole)
         except cn.CovNormError as error:
@@ -183,13 +183,13 @@ def test_killed_while_unfinished_work_is_cleared_the_next_add_goes_on(house, who
 
 
 def test_a_manifest_before_its_blobs_would_be_found(house, whole):
-    """Control: the order of the writes is what the kills prove."""
+    """Control: it is the order of the writes that the kills prove."""
     names = ("other", "digits")
-    child = Child("adding", house, whole.store + 4, broken="manifest_first")
+    child = start("adding", house, whole.store + 4, broken="manifest_first")
     assert child.was_killed
     with pytest.raises(AssertionError):
-        assert_before_or_behind(house, whole)
+        assert_before_or_after(house, whole)
     assert set(Ecology(house).domains) == set(names)
     Ecology(house).remove(["digits"])
-    assert not assert_before_or_behind(house, whole)
+    assert not assert_before_or_after(house, whole)
     add_again(house, whole)

@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
 import random
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 import worker
+from child import Child
 
 from torch_covnorm import records
 from torch_covnorm.training.snapshot import FORMAT, RECORD, Snapshot
 
 
-class Child:
-    """A second process, forked from a server that has imported torch and done nothing else."""
-
-    context = multiprocessing.get_context("forkserver")
-
-    def __init__(self, case, out, halt=None, **changes):
-        self.pipe, end = self.context.Pipe()
-        args = (end, case, out, halt, changes)
-        self.process = self.context.Process(target=worker.run, args=args)
-        self.process.start()
-        end.close()
-        assert self.says() == "begun"
-
-    def says(self):
-        assert self.pipe.poll(60), "the child is silent"
-        return self.pipe.recv()
-
-    def kill(self):
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join(60)
-        assert self.process.exitcode == -signal.SIGKILL
-
-    def end(self):
-        """Its last word, when it has ended by itself."""
-        word = self.says()
-        self.process.join(60)
-        return word
+def start(case, out, halt=None, **changes):
+    return Child(worker.run, case, out, halt, changes)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -54,14 +27,14 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-    """The files of a run that nothing interrupts and that keeps no snapshot, each case once."""
+    """The files of an uninterrupted run without snapshots, once per case."""
     found: dict[str, dict[str, bytes]] = {}
 
     def of(case, **changes):
         key = f"{case} {changes}"
         if key not in found:
             out = tmp_path_factory.mktemp("whole")
-            assert Child(case, out, **changes).end() == "done"
+            assert start(case, out, **changes).result() == "done"
             found[key] = contents(out)
             assert found[key]
         return found[key]
@@ -72,15 +45,16 @@ def expected(tmp_path_factory):
 def killed(case, folder, *places, **changes):
     """Start the case for each place, and kill it there."""
     for place in places:
-        child = Child(case, folder / "out", place, snapshot=folder / "snapshot", **changes)
-        assert child.says() == place, "the child never came to this place"
+        child = start(case, folder / "out", place, snapshot=folder / "snapshot", **changes)
+        assert child.receive() == place, "the child never came to this place"
         child.kill()
+        assert child.was_killed
     assert not (folder / "out").exists()
 
 
 def resumed(case, folder, **changes):
-    child = Child(case, folder / "out", snapshot=folder / "snapshot", **changes)
-    assert child.end() == "done"
+    child = start(case, folder / "out", snapshot=folder / "snapshot", **changes)
+    assert child.result() == "done"
     return contents(folder / "out")
 
 
@@ -138,11 +112,12 @@ def test_killed_in_the_middle_of_saves_nothing_is_left_over_in_the_end(tmp_path)
 def test_killed_at_random_moments_in_a_row_the_files_are_the_same_bytes(expected, tmp_path):
     draw, kills, longer = random.Random(0), 0, {"epochs": 8}
     for _ in range(6):
-        child = Child("covnorm", tmp_path / "out", snapshot=tmp_path / "snapshot", **longer)
+        child = start("covnorm", tmp_path / "out", snapshot=tmp_path / "snapshot", **longer)
         if child.pipe.poll(draw.uniform(0.02, 0.3)):
-            assert child.end() == "done"
+            assert child.result() == "done"
             break
         child.kill()
+        assert child.was_killed
         kills += 1
     assert kills >= 2
     assert resumed("covnorm", tmp_path, **longer) == expected("covnorm", **longer)
@@ -183,8 +158,8 @@ def test_a_snapshot_without_the_optimisers_state_gives_other_bytes(lost, expecte
 def test_another_seed_gives_other_bytes_and_refuses_this_ones_snapshot(expected, tmp_path):
     assert expected("covnorm", seed=1) != expected("covnorm")
     killed("covnorm", tmp_path, ("digits", "train", 1, 2))
-    child = Child("covnorm", tmp_path / "out", snapshot=tmp_path / "snapshot", seed=1)
-    assert f"{RECORD}: was made with seed=0" in child.end()
+    child = start("covnorm", tmp_path / "out", snapshot=tmp_path / "snapshot", seed=1)
+    assert f"{RECORD}: was made with seed=0" in child.result()
     assert not (tmp_path / "out").exists()
 
 
@@ -238,7 +213,7 @@ def test_the_callers_random_numbers_are_untouched(case):
 def test_a_domain_that_was_there_goes_on_after_an_error_too(tmp_path):
     """Added by hand, interrupted in training: half a training is not a trained A."""
 
-    def start():
+    def with_digits():
         net = worker.network()
         net.add_domain("digits", classes=10)
         return net
@@ -247,8 +222,8 @@ def test_a_domain_that_was_there_goes_on_after_an_error_too(tmp_path):
         if place == ("digits", "train", 0, 3):
             raise KeyboardInterrupt
 
-    worker.save(worker.adapt("covnorm", net=start()), tmp_path / "whole")
-    net = start()
+    worker.save(worker.adapt("covnorm", net=with_digits()), tmp_path / "whole")
+    net = with_digits()
     with contextlib.suppress(KeyboardInterrupt):
         worker.adapt("covnorm", stop, net, snapshot=tmp_path / "snapshot")
     worker.save(worker.adapt("covnorm", net=net, snapshot=tmp_path / "snapshot"), tmp_path / "out")

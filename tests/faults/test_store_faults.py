@@ -10,7 +10,7 @@ import adder
 import pytest
 import small_ecology as small
 import torch
-from adder import Child
+from adder import start
 
 import torch_covnorm as cn
 from torch_covnorm.ecology import Details, Ecology, verify
@@ -38,9 +38,9 @@ def expected(tmp_path_factory):
 
 def test_two_processes_that_add_at_once_are_both_there(house, expected):
     children = [
-        Child("adding", house.folder, None, name=n, seed=s) for n, s in (("a", 0), ("b", 1))
+        start("adding", house.folder, None, name=n, seed=s) for n, s in (("a", 0), ("b", 1))
     ]
-    assert [child.end()[0] for child in children] == ["done", "done"]
+    assert [child.result()[0] for child in children] == ["done", "done"]
     assert set(house.domains) == {"other", "a", "b"}
     assert house.entry("a").blobs["tensors"] == expected
     assert verify(house.folder) == []
@@ -48,25 +48,25 @@ def test_two_processes_that_add_at_once_are_both_there(house, expected):
 
 
 def test_two_processes_that_add_the_same_name_at_once_one_is_refused(house, expected):
-    children = [Child("adding", house.folder, None) for _ in range(2)]
-    said = sorted(child.end() for child in children)
-    assert [word for word, _ in said] == ["done", "error"]
-    message = said[1][1]
+    children = [start("adding", house.folder, None) for _ in range(2)]
+    results = sorted(child.result() for child in children)
+    assert [word for word, _ in results] == ["done", "error"]
+    message = results[1][1]
     assert "'digits' is being added by another process" in message or "already" in message
     assert house.entry("digits").blobs["tensors"] == expected
     assert verify(house.folder) == []
 
 
 def writers(folder, broken=None, rounds=3):
-    """Four processes that put, replace and remove; what they say in the end."""
+    """Run four processes that put, replace and remove; return the names and their results."""
     names = [[f"w{i}-{j}" for j in range(2)] for i in range(4)]
-    children = [Child("putting", folder, mine, rounds, broken=broken) for mine in names]
-    return {n for mine in names for n in mine}, [child.end() for child in children]
+    children = [start("putting", folder, mine, rounds, broken=broken) for mine in names]
+    return {n for mine in names for n in mine}, [child.result() for child in children]
 
 
 def test_four_processes_that_write_at_once_lose_no_update_and_no_blob(house):
-    names, said = writers(house.folder)
-    assert {word for word, _ in said} == {"done"}, said
+    names, results = writers(house.folder)
+    assert {word for word, _ in results} == {"done"}, results
     assert set(house.domains) == {"other", *names}
     assert verify(house.folder) == []
     small.assert_tidy(house.folder)
@@ -80,14 +80,14 @@ def test_four_processes_that_write_at_once_lose_no_update_and_no_blob(house):
 
 def test_without_the_lock_updates_would_be_lost(house):
     """Control: it is the lock that the four processes prove."""
-    names, said = writers(house.folder, broken="without_lock", rounds=2)
-    whole = {word for word, _ in said} == {"done"} and set(house.domains) == {"other", *names}
+    names, results = writers(house.folder, broken="without_lock", rounds=2)
+    whole = {word for word, _ in results} == {"done"} and set(house.domains) == {"other", *names}
     assert not (whole and verify(house.folder) == [])
 
 
 def test_readers_never_see_an_error_while_another_process_replaces_what_they_read(house):
     small.put(house, "digits")
-    child = Child("replacing", house.folder, ["digits", "other"])
+    child = start("replacing", house.folder, ["digits", "other"])
     seen = set()
     try:
         for i in range(60):
@@ -99,10 +99,10 @@ def test_readers_never_see_an_error_while_another_process_replaces_what_they_rea
                 assert reader.record("digits")["name"] == "digits"
     finally:
         child.pipe.send("stop")
-        word, replaced = child.end()
+        word, replaced = child.result()
     assert word == "done"
     assert replaced > 5, "nothing was replaced: this proved nothing"
-    assert len(seen) > 5, "the readers saw old ones alone"
+    assert len(seen) > 5, "the readers saw only old ones"
     assert verify(house.folder) == []
 
 
@@ -122,7 +122,7 @@ def small_disk(tmp_path):
 
 
 def fill(ecology, left):
-    """Fill the disk up to so many bytes; returns the file to remove."""
+    """Fill the disk up to so many bytes; return the file to remove."""
     filler = ecology.folder.parent / "filler"
     free = os.statvfs(ecology.folder).f_bavail * os.statvfs(ecology.folder).f_bsize
     filler.write_bytes(b"\1" * max(free - left, 0))
@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_is_an_error_that_names_the_file_and_costs_nothing(
     with pytest.raises(cn.CovNormError, match="No space left on device") as raised:
         adder.add_digits(small_disk.folder, Reporter())
     assert str(small_disk.folder) in str(raised.value)
-    assert "--fresh" not in str(raised.value), "to begin anew makes no room"
+    assert "--fresh" not in str(raised.value), "starting over makes no room"
     assert small.files(small_disk.folder) == before
     assert verify(small_disk.folder) == []
     filler.unlink()
@@ -181,7 +181,7 @@ def test_on_a_full_disk_domains_are_still_read_and_removed(small_disk):
 def test_a_file_that_cannot_be_written_whole_is_an_error_that_names_it(house, size, expected):
     """As a full disk, for those who may not mount one."""
     before = small.files(house.folder)
-    word, message = Child("limited", house.folder, size).end()
+    word, message = start("limited", house.folder, size).result()
     assert word == "error", message
     assert "File too large" in message
     assert str(house.folder) in message

@@ -1,4 +1,4 @@
-"""A process that adapts a small network, says where it is, and stands still where it is told to."""
+"""A process that adapts a small network, reports where it is, and halts at a given place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Loader:
-    """Shuffled batches that tell when the moments are collected from them."""
+    """Shuffled batches that report when moments are collected from them."""
 
     def __init__(self, name: str, labels: torch.Tensor, saw: Callable[[Place], None]) -> None:
         images, _ = small_digits.digits()
@@ -60,7 +60,7 @@ def adapt(
     net: cn.MultiDomainNetwork | None = None,
     **changes: Any,
 ) -> cn.MultiDomainNetwork:
-    """The case, from the beginning or from its snapshot; `saw` is told every place."""
+    """Run the case, from the beginning or from its snapshot; `saw` is called at every place."""
     net = network() if net is None else net
     _, y = small_digits.digits()
     joint = case == "covnorm-joint"
@@ -70,13 +70,13 @@ def adapt(
     val = [[(x, old)], [(x, old % 2)]]
     now = ""
 
-    def told(place: Place) -> None:
+    def saw_batch(place: Place) -> None:
         nonlocal now
         now = place[0]
         saw(place)
 
     for loader in loaders:
-        loader.net, loader.saw = net, told
+        loader.net, loader.saw = net, saw_batch
     cn.adapt(
         net,
         names if joint else names[0],
@@ -98,7 +98,7 @@ def save(net: cn.MultiDomainNetwork, out: Path) -> None:
 
 
 def run(pipe: Connection, case: str, out: Path, halt: Place | None, changes: dict) -> None:
-    """The whole process. At `halt` it says so and waits for its end, a minute at most."""
+    """Run the case. At `halt`, send the place and wait to be killed, for a minute at most."""
     torch.set_num_threads(1)
     pipe.send("begun")
     writes = 0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import torch_covnorm as cn
 from torch_covnorm.methods import recipes as methods
-from torch_covnorm.methods.lwf import OldAnswers, distillation, fork_
+from torch_covnorm.methods.lwf import OldHead, distillation, fork_
 
 
 class Net(nn.Module):
@@ -179,7 +179,7 @@ def test_the_answers_are_the_old_heads_on_the_features_of_the_same_pass():
     domain, (x, _) = net.domains["new"], batches()[0]
     zoo.shake_(domain)
     net.train()
-    with OldAnswers(net, "new").watched() as old:
+    with OldHead(net, "new").watching() as old:
         torch.manual_seed(7)
         net(x, domain="new")
         answers = old.now()
@@ -230,7 +230,7 @@ def test_a_backbone_that_does_more_behind_its_head_is_refused():
     torch.manual_seed(0)
     net = cn.MultiDomainNetwork(ConvNet(), head="head")
     images = [(torch.randn(4, 3, 6, 6), torch.tensor([0, 1, 0, 1])) for _ in range(2)]
-    with pytest.raises(cn.CovNormError, match="behind its head 'head'"):
+    with pytest.raises(cn.CovNormError, match="layers after its head 'head'"):
         cn.adapt(net, "new", images, method="lwf", progress=False, epochs=1)
     assert "new" not in net.domains
 
@@ -335,7 +335,7 @@ def test_a_backbone_without_a_head_is_refused_and_left_alone():
         adapt(net, classes=3)
     assert list(net.domains) == []
     net.add_domain("new", 3, adapter="own", own=nn.Linear(5, 3))
-    with pytest.raises(cn.CovNormError, match="backbone's own head"):
+    with pytest.raises(cn.CovNormError, match="backbone's head, but this backbone has no head"):
         adapt(net)
 
 

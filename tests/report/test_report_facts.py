@@ -1,4 +1,4 @@
-"""The report of an ecology as it is stored, with what Python put into it."""
+"""The report of a stored ecology, including domains that Python code stored."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ def test_a_domain_without_results_is_named_and_costs_no_report(tmp_path):
     house.remove(["norms", "parity"])
     page = render(facts_of(house))
     assert "<bdi>digits</bdi>" in page
-    assert "There is no domain yet" not in page
+    assert "There are no domains yet" not in page

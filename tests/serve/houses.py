@@ -16,7 +16,7 @@ from zoo import shake_
 
 import torch_covnorm as cn
 from torch_covnorm.data import load_sample
-from torch_covnorm.data.decode import fit_image
+from torch_covnorm.data.images import fit_image
 from torch_covnorm.data.loader import as_input
 from torch_covnorm.ecology import Details, Ecology
 

@@ -18,7 +18,7 @@ from small_ecology import content
 
 from torch_covnorm import records
 from torch_covnorm.data import load_sample
-from torch_covnorm.data.decode import load_image
+from torch_covnorm.data.image_files import load_image
 from torch_covnorm.ecology import Ecology
 from torch_covnorm.ecology.manifest import FORMAT, MANIFEST
 from torch_covnorm.serve.guess import Guesser

@@ -179,5 +179,5 @@ def test_sigterm_while_it_starts_ends_it(house: Ecology):
 def test_an_ecology_that_cannot_be_served_is_an_error_at_the_start(tmp_path: Path):
     """Not a worker that dies again and again."""
     ecology = Ecology.create(tmp_path / "house", backbone())
-    with pytest.raises(AssertionError, match=r"(?s)did not start.*of the caller's"):
+    with pytest.raises(AssertionError, match=r"(?s)did not start.*passed from Python"):
         Server(ecology.folder)

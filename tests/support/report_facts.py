@@ -1,4 +1,4 @@
-"""Made-up ecologies, as the report takes them: usual, unusual and hostile."""
+"""Made-up facts for the report: usual, unusual and hostile."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def domain(
     final: float | None = 95.6,
     sites: dict[str, int] = SITES,
 ) -> dict:
-    """A covnorm domain as the ecology keeps it."""
+    """Return a covnorm domain as the ecology stores it."""
     names, t = [f"class {i}" for i in range(classes)], 0.9
     spectra = {site: spectra_of(d) for site, d in sites.items()}
     ranks = {site: [rank(s["x"], t), rank(s["y"], t)] for site, s in spectra.items()}
@@ -85,7 +85,6 @@ def domain(
             "bytes": 301234,
             "dtype": "float16",
             "denominators": {"network": 4652008, "convolutions": 3284864, "ra": RA},
-            "backbone_bytes": 18608032,
             "ranks": ranks,
             "widths": sites,
             "spectra": spectra,
@@ -117,7 +116,7 @@ def joint() -> dict:
 
 
 def plain_method(method: str) -> dict:
-    """No A, no ranks, no command of its own to compress."""
+    """Return a domain without A, ranks and compression."""
     found = domain(method)
     found |= {"method": method, "settings": {"epochs": 6}}
     found["results"] |= {"ranks": {}, "spectra": {}}
@@ -126,7 +125,7 @@ def plain_method(method: str) -> dict:
 
 
 def bare_record() -> dict:
-    """As little as a record may have."""
+    """Return a domain with only the required values."""
     found = domain(final=None)
     found["results"]["accuracy"] = dict.fromkeys(("before", "adapted", "compressed", "final"))
     found["results"] |= {"examples": [], "confusion": None, "on": "val", "seconds": {}}
@@ -136,7 +135,7 @@ def bare_record() -> dict:
 
 
 def hostile() -> dict:
-    """Every name is an attack or a nuisance."""
+    """Return facts in which every name is an attack or a nuisance."""
     domains = []
     for attack in ATTACKS:
         one = domain(classes=len(ATTACKS), sites={})

@@ -1,4 +1,4 @@
-"""Archives in the layouts of the packages that the benchmarks read, small and full of colours."""
+"""Small archives in the layouts of the packages that the benchmarks read."""
 
 import gzip
 import hashlib
@@ -71,14 +71,14 @@ def idx(values):
 
 
 def noise(rng, label, *shape):
-    """Random pixels, the first of which tells the label."""
+    """Random pixels, the first of which is the label."""
     image = rng.integers(0, 200, shape, dtype=np.uint8)
     image[0, 0] = label
     return image
 
 
 def objects(rng):
-    """30 training and 12 test images a class; the first of test is in train too."""
+    """30 training and 12 test images per class; the first test image is in train too."""
     test = [noise(rng, label, 32, 32, 3) for label in range(10) for _ in range(12)]
     train = [noise(rng, label, 32, 32, 3) for label in range(10) for _ in range(30)]
     train[5:6] = test[:1]
@@ -106,7 +106,7 @@ def products(rng):
 
 
 def sketches(rng):
-    """25 drawings a class, one of them empty and one nearly so; 20 × 20 pixels at the top left."""
+    """25 drawings per class, one empty and one nearly so; 20 × 20 pixels at the top left."""
     files = {}
     for name in CLASSES["sketches"]:
         ink = np.zeros((25, 28, 28))
@@ -120,7 +120,7 @@ def sketches(rng):
 
 
 def drawings(rng):
-    """20 a folder, 8 in "tools"; besides, what is to be left out."""
+    """20 per folder, 8 in "tools", and files that must be left out."""
     files = {}
     for label, folder in enumerate(CLASSES["drawings"]):
         for i in range(8 if folder == "tools" else 20):
@@ -162,6 +162,6 @@ PACKS = {"solar": zipped}  # its package is a wheel
 
 
 def place_small(monkeypatch, name, seed=0):
-    """The domain's own layout, filled with a few images."""
+    """Place an archive in the domain's layout with a few images."""
     files = MAKERS[name](np.random.default_rng(seed))
     return place(monkeypatch, name, files, PACKS.get(name, tgz))

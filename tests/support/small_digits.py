@@ -14,24 +14,25 @@ import torch_covnorm as cn
 Batches = list[tuple[Tensor, Tensor]]
 
 
-def backbone(dropout: float = 0.0) -> nn.Module:
+def backbone(dropout: float = 0.0, widths: tuple[int, int] = (6, 8)) -> nn.Module:
     torch.manual_seed(0)
+    first, second = widths
     return nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1),
-        nn.BatchNorm2d(6),
+        nn.Conv2d(1, first, 3, padding=1),
+        nn.BatchNorm2d(first),
         nn.ReLU(),
-        nn.Conv2d(6, 8, 3, stride=2),
-        nn.BatchNorm2d(8),
+        nn.Conv2d(first, second, 3, stride=2),
+        nn.BatchNorm2d(second),
         nn.ReLU(),
         nn.Dropout(dropout),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(8, 5),
+        nn.Linear(second, 5),
     )
 
 
 def network(dropout: float = 0.0, adapter: str = "residual") -> cn.MultiDomainNetwork:
-    """With a domain to train, "digits", and one that must stay as it is, "other"."""
+    """A network with a domain to train, "digits", and one that must not change, "other"."""
     net = cn.MultiDomainNetwork(backbone(dropout))
     torch.manual_seed(1)
     net.add_domain("digits", classes=10, adapter=adapter)
@@ -51,14 +52,14 @@ def batches(n: int = 60, size: int = 20, start: int = 0) -> Batches:
 
 
 def trained() -> tuple[cn.MultiDomainNetwork, Batches]:
-    """A network with a domain "ra", residual adapters that know the digits, and these."""
+    """A network with a domain "ra" whose residual adapters are trained, and its data."""
     net, data = cn.MultiDomainNetwork(backbone()), batches(200, 20)
     cn.adapt(net, "ra", data, data[:3], method="ra", epochs=6, lr=0.02, classes=10)
     return net, data
 
 
 def regression(n: int = 60, size: int = 20) -> tuple[cn.MultiDomainNetwork, Batches]:
-    """A network with a domain "ink", and images with how dark they are."""
+    """A network with a domain "ink", and images labelled with their darkness."""
     net = cn.MultiDomainNetwork(backbone())
     net.add_domain("ink", classes=1)
     return net, [(x, x.mean((1, 2, 3))[:, None]) for x, _ in batches(n, size)]

@@ -1,4 +1,4 @@
-"""A small ecology: a network that learns 8 px digits in an instant, domains with and without."""
+"""A small ecology with a network that learns 8 px digits in an instant, and tools to inspect it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torch_covnorm.ecology import Details, Ecology
 from torch_covnorm.ecology.add import add
 from torch_covnorm.ecology.config import AddConfig, add_config
 from torch_covnorm.ecology.join import METHOD, join
-from torch_covnorm.ecology.manifest import FORMAT, MANIFEST, references
+from torch_covnorm.ecology.manifest import FORMAT, MANIFEST, Manifest
 from torch_covnorm.training.progress import Reporter
 
 CLASSES = tuple("0123456789")
@@ -47,7 +47,7 @@ def backbone(seed: int = 0) -> nn.Module:
 
 
 def decoded(*splits: str, parity: bool = False, start: int = 0) -> Decoded:
-    """Digits, or whether they are odd, as `decode` gives them."""
+    """Return digits, or whether they are odd, as `decode` does."""
     data, parts, at = load_digits(), {}, start
     for split in splits or PARTS:
         n = PARTS[split]
@@ -64,20 +64,20 @@ def decoded(*splits: str, parity: bool = False, start: int = 0) -> Decoded:
 def config(
     method: str = "covnorm", dtype: str = "float16", seed: int = 0, **options: Any
 ) -> AddConfig:
-    """One epoch of anything."""
+    """Return settings for one epoch of any method."""
     ranks = {"variance": 0.9} if method in ("covnorm", METHOD) else {}
     options = {"epochs": 1, "norms": "batch", **ranks, **options}
     return add_config(method, options, batch=20, dtype=dtype, seed=seed)
 
 
 def added(ecology: Ecology, name: str, method: str = "covnorm", **changes: Any) -> dict[str, Any]:
-    """The details of a domain that is trained and added."""
+    """Train and add a domain; return its details."""
     data = decoded(parity=name == "parity")
     return add(ecology, name, data, config(method, **changes), backbone=backbone())
 
 
 def joined(ecology: Ecology, *names: str, **changes: Any) -> dict[str, dict[str, Any]]:
-    """The details of domains that come to share a basis."""
+    """Join domains in one basis; return their details."""
     return join(
         ecology,
         names,
@@ -88,7 +88,7 @@ def joined(ecology: Ecology, *names: str, **changes: Any) -> dict[str, dict[str,
 
 
 def everything(folder: Path) -> Ecology:
-    """Joint domains with trained parts, moments and examples; one by itself; one without any."""
+    """Create two joint domains, one that shares nothing, and one without A's or moments."""
     ecology = Ecology.create(folder, backbone())
     added(ecology, "digits")
     added(ecology, "parity")
@@ -113,7 +113,7 @@ def facts(accuracy: float = 50.0, **more: Any) -> dict[str, Any]:
 
 
 def network(*names: str, seed: int = 0) -> cn.MultiDomainNetwork:
-    """With shaken domains of these names."""
+    """Return a network with randomly changed domains of these names."""
     net = cn.MultiDomainNetwork(backbone()).eval()
     for name in names:
         torch.manual_seed(int(hashlib.sha256(f"{name} {seed}".encode()).hexdigest()[:8], 16))
@@ -131,7 +131,7 @@ def put(ecology: Ecology, *names: str, seed: int = 0, replace: bool = False, **k
 
 
 def answers(ecology: Ecology, name: str, trained: bool = False) -> bytes:
-    """What a domain of the store answers, every bit of it."""
+    """Return the logits of a stored domain, to the bit."""
     net = ecology.network(backbone())
     ecology.load(net, name, trained)
     x = torch.linspace(-1, 1, 2 * 3 * 64).reshape(2, 3, 8, 8).sin()
@@ -140,7 +140,7 @@ def answers(ecology: Ecology, name: str, trained: bool = False) -> bytes:
 
 
 def read(ecology: Ecology, name: str) -> tuple[Any, ...]:
-    """Every part of a domain."""
+    """Read every part of a domain."""
     moments = ecology.moments(name)
     trained = "trained.record" in ecology.entry(name).blobs
     return (
@@ -154,21 +154,21 @@ def read(ecology: Ecology, name: str) -> tuple[Any, ...]:
 
 
 def blobs_of(ecology: Ecology, name: str) -> set[str]:
-    """The blobs that a domain needs, its basis among them."""
+    """Return the blobs that a domain needs, including its basis."""
     entry = ecology.entry(name)
     shared = () if entry.basis is None else ecology.bases[entry.basis].values()
     return {*entry.blobs.values(), *shared}
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """Everything that counts: the manifest and the blobs."""
+    """Return the contents of the manifest and of all blobs."""
     found = [folder / MANIFEST, *(folder / "blobs").glob("*")]
     return {str(f.relative_to(folder)): f.read_bytes() for f in found}
 
 
 def assert_tidy(folder: Path) -> None:
-    """Every blob is named, and every named one there."""
-    named = set(references(records.read(folder / MANIFEST, FORMAT)))
+    """Check that the manifest names every blob, and no others."""
+    named = Manifest.read(folder / MANIFEST).references()
     assert {f.name for f in (folder / "blobs").iterdir()} == named
 
 
@@ -220,7 +220,7 @@ def _hear(event: str, args: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def opened() -> Iterator[list[str]]:
-    """The files that Python opens inside, in order."""
+    """Collect the files that Python opens inside, in order."""
     if not hasattr(_hear, "on"):  # a hook stays for good, so there is one
         sys.addaudithook(_hear)
         _hear.on = True  # type: ignore[attr-defined]
@@ -234,7 +234,7 @@ def opened() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def mounted(*command: str) -> Iterator[bool]:
-    """Something mounted at the last word; False where this process may not."""
+    """Mount something for a while; yield False if this process is not allowed to."""
     done = subprocess.run(["mount", *command], capture_output=True, check=False)
     try:
         yield done.returncode == 0
@@ -244,16 +244,16 @@ def mounted(*command: str) -> Iterator[bool]:
 
 
 class Steps(list):
-    """The stages of all training steps that are told; raises at one of them where it is asked."""
+    """The stage of every training step; `stop` is the stage at which to interrupt."""
 
     def __init__(self, stop=None):
         super().__init__()
         self.stop = stop
 
     def reporting(self):
-        return Reporter(training=self._told)
+        return Reporter(training=self._step)
 
-    def _told(self, progress):
+    def _step(self, progress):
         self.append(progress.stage)
         if progress.stage == self.stop:
             raise KeyboardInterrupt

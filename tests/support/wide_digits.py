@@ -10,22 +10,11 @@ from torch import nn
 
 import torch_covnorm as cn
 
-DRAWN = 240  # images to train with, and as many behind them to validate
+DRAWN = 240  # training images; as many after them are for validation
 
 
 def backbone() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Conv2d(1, 24, 3, padding=1),
-        nn.BatchNorm2d(24),
-        nn.ReLU(),
-        nn.Conv2d(24, 32, 3, stride=2),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(32, 5),
-    )
+    return small_digits.backbone(widths=(24, 32))
 
 
 @functools.cache
@@ -41,7 +30,7 @@ def _trained() -> dict[str, torch.Tensor]:
 
 
 def network(*names: str) -> cn.MultiDomainNetwork:
-    """With domains of these names, each with the same trained residual adapters."""
+    """A network with these domains, each with the same trained residual adapters."""
     net = cn.MultiDomainNetwork(backbone()).eval()
     for name in names or ("ra",):
         net.add_domain(name, classes=10)
@@ -50,7 +39,7 @@ def network(*names: str) -> cn.MultiDomainNetwork:
 
 
 def widen_(domain: cn.Domain, factor: float = 1024.0) -> None:
-    """The same function with outliers: an input of each A so much smaller, its column larger."""
+    """Add outliers, but keep the function: scale one input of each A down and its column up."""
     with torch.no_grad():
         for _, adapter in domain.adapters.items():
             adapter.B1.weight[0] /= factor

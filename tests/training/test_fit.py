@@ -1,4 +1,4 @@
-"""`fit` is the plain loop that one would write, and leaves all but the domain alone."""
+"""`fit` equals a hand-written loop, and changes nothing but the domain."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_fit_is_a_hand_written_loop_to_the_bit(optimizer, clip):
 
 
 def watched(seen: list):
-    """A maker of SGD that notes the rates of each step."""
+    """Return a function that makes an SGD which records the rates of each step."""
 
     def make(groups):
         optimizer = torch.optim.SGD(groups, lr=0.1)
@@ -75,7 +75,7 @@ def test_the_schedule_sets_the_rate_of_every_step_and_group():
 
 
 def test_plateau_divides_the_rate_when_the_training_loss_stays():
-    """And not when the validation's does: here it falls and falls."""
+    """The validation loss does not matter: here it keeps falling."""
     seen: list = []
     plateau = {"optimizer": watched(seen), "schedule": "plateau", "patience": 1, "epochs": 7}
 
@@ -86,7 +86,7 @@ def test_plateau_divides_the_rate_when_the_training_loss_stays():
     assert [body for body, _ in seen] == pytest.approx([0.1] * 3 + [0.01] * 2 + [0.001] * 2)
 
 
-def test_penalty_is_added_to_the_loss_behind_the_forward_pass():
+def test_penalty_is_added_to_the_loss_after_the_forward_pass():
     def penalised(net):
         return lambda _: 0.3 * sum(p.square().sum() for p in net.parameters_of("digits"))
 
@@ -183,7 +183,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_was_drawn_before():
     assert same(run(3, 0.0, False, False), run(4, 0.0, False, False)), "nothing random, no seed"
 
 
-def test_epochs_and_steps_draw_anew():
+def test_every_epoch_and_step_draws_new_numbers():
     drawn, order = set(), set()
 
     def watch(x):
@@ -201,7 +201,7 @@ def test_epochs_and_steps_draw_anew():
 
 @pytest.mark.parametrize("good", [2, 4])
 def test_the_best_validation_epochs_state_is_kept(good):
-    """The rate explodes behind `good` epochs: the domain is as if it had stopped at the best."""
+    """The rate explodes after `good` epochs: the domain has the state of the best epoch."""
 
     def run(epochs, val=None):
         net = network()
@@ -222,7 +222,7 @@ def test_the_best_validation_epochs_state_is_kept(good):
 
 
 def scripted_fit(values, **arguments):
-    """The validation's loss is one of these after the other."""
+    """The validation losses are these values in order."""
     (net, data), left = regression(20), iter(values)
 
     def criterion(out, labels):
@@ -257,7 +257,7 @@ def test_validation_data_never_train():
     leaf, one = x.clone().requires_grad_(True), {"epochs": 2, "progress": False}
     cn.fit(net, "digits", batches(), Val([(leaf, y)]), **one)
     assert leaf.grad is None
-    assert seen == [False, False], "in eval mode, once an epoch"
+    assert seen == [False, False], "in eval mode, once per epoch"
     last = cn.fit(network(dropout=0.5), "digits", batches(), [(x, y)], **one)
     plain = cn.fit(network(dropout=0.5), "digits", batches(), **one)
     assert [r["loss"] for r in last.epochs] == [r["loss"] for r in plain.epochs]
@@ -274,16 +274,16 @@ def test_evaluate_is_a_brute_force_loop_and_keeps_the_mode(training):
     net = network(dropout=0.5).train(training)
     zoo.shake_(net.domain("digits"))
     before, modes = state(net), [m.training for m in net.modules()]
-    found = cn.evaluate(net, "digits", batches(50, 20))  # the last batch is smaller
+    result = cn.evaluate(net, "digits", batches(50, 20))  # the last batch is smaller
     assert [m.training for m in net.modules()] == modes
     assert same(state(net), before)
     x, y = digits(50)
     net.eval()
     with torch.no_grad():
         out = torch.cat([net(image[None], domain="digits") for image in x])
-    assert found.n == 50
-    assert found.loss == pytest.approx(float(F.cross_entropy(out, y)), rel=1e-5)
-    assert found.accuracy == pytest.approx(100 * float((out.argmax(1) == y).float().mean()))
+    assert result.n == 50
+    assert result.loss == pytest.approx(float(F.cross_entropy(out, y)), rel=1e-5)
+    assert result.accuracy == pytest.approx(100 * float((out.argmax(1) == y).float().mean()))
     with pytest.raises(CovNormError, match="digits"):
         cn.evaluate(net, "digits", [])
 
@@ -378,7 +378,7 @@ def test_an_error_before_the_first_step_leaves_what_trains_as_it_was(tmp_path):
     assert [p.requires_grad for p in net.domain("digits").parameters()] == flags
 
 
-def test_progress_tells_stage_epoch_step_loss_and_the_last_validation():
+def test_progress_reports_stage_epoch_step_loss_and_the_last_validation():
     seen: list[cn.Progress] = []
     done = cn.fit(
         network(), "digits", batches(), batches(), epochs=2, progress=seen.append, stage="tune"

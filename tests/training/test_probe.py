@@ -1,4 +1,4 @@
-"""The linear head on bare features, and the answers of a domain to images."""
+"""The linear head on the backbone's features, and predictions of a domain."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_logistic_regression_is_scikit_learns():
     )
 
 
-def test_the_linear_head_reads_labels_and_the_test_part_alone_is_scored():
+def test_the_linear_head_reads_labels_and_only_the_test_part_is_scored():
     net = cn.MultiDomainNetwork(small_digits.backbone())
     data, test = small_digits.batches(300, 50), small_digits.batches(100, 50, start=400)
     right = linear_accuracy(net, 10, data, data[:2], test)
@@ -57,10 +57,14 @@ def test_the_linear_head_reads_labels_and_the_test_part_alone_is_scored():
 
 def test_batches_are_inputs_in_parts_shuffled_by_torchs_random_numbers():
     sample = load_sample("digits")
-    how = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]}
+    preprocessing = {"mean": [0.5, 0.4, 0.3], "std": [0.2, 0.3, 0.4]}
     seen = []
     loader = Batches(
-        sample.x_train[:70], sample.y_train[:70], how, 32, progress=lambda *p: seen.append(p)
+        sample.x_train[:70],
+        sample.y_train[:70],
+        preprocessing,
+        32,
+        progress=lambda *p: seen.append(p),
     )
     parts = list(loader)
     assert [len(x) for x, _ in parts] == [32, 32, 6]
@@ -70,7 +74,7 @@ def test_batches_are_inputs_in_parts_shuffled_by_torchs_random_numbers():
     expected = (sample.x_train[3, 1, 9, 9] / 255 - 0.4) / 0.3
     assert x[3, 1, 9, 9] == pytest.approx(float(expected), abs=1e-6)
     assert x.is_contiguous(memory_format=torch.channels_last)
-    shuffled = Batches(sample.x_train[:70], sample.y_train[:70], how, 32, shuffle=True)
+    shuffled = Batches(sample.x_train[:70], sample.y_train[:70], preprocessing, 32, shuffle=True)
     orders = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -83,10 +87,10 @@ def test_batches_are_inputs_in_parts_shuffled_by_torchs_random_numbers():
 @pytest.fixture
 def net():
     torch.manual_seed(0)
-    found = cn.MultiDomainNetwork(cn.load_backbone("resnet26", weights="random"))
-    how = {"size": 32, "mean": [0.5] * 3, "std": [0.25] * 3, "fit": "squash"}
-    found.add_domain("clipart", classes=["a", "b", "c"], preprocessing=how)
-    return found.eval()
+    result = cn.MultiDomainNetwork(cn.load_backbone("resnet26", weights="random"))
+    preprocessing = {"size": 32, "mean": [0.5] * 3, "std": [0.25] * 3, "fit": "squash"}
+    result.add_domain("clipart", classes=["a", "b", "c"], preprocessing=preprocessing)
+    return result.eval()
 
 
 def test_probabilities_are_the_softmax_of_the_network(net, tmp_path):
@@ -98,12 +102,12 @@ def test_probabilities_are_the_softmax_of_the_network(net, tmp_path):
     x = read_inputs(net, "clipart", files)
     assert x.shape == (5, 3, 32, 32)
     assert x.dtype == torch.uint8
-    found = probabilities(net, "clipart", x, batch=2)
+    result = probabilities(net, "clipart", x, batch=2)
     with torch.no_grad():
         expected = net(as_input(x, preprocessing(net, "clipart")), domain="clipart").softmax(1)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(result, expected)
     net.add_domain("other", classes=3, preprocessing={"size": 8})
-    with pytest.raises(cn.CovNormError, match="does not say size, mean and std"):
+    with pytest.raises(cn.CovNormError, match="lacks size, mean or std"):
         probabilities(net, "other", x)
 
 
@@ -116,8 +120,8 @@ def test_prediction_sees_the_pixels_that_training_saw(tmp_path):
     part = load_sample("digits").x_test[:30]
     torch.manual_seed(0)
     net = cn.MultiDomainNetwork(cn.load_backbone("resnet26", weights="random"))
-    how = {"size": 64, "mean": [0.5] * 3, "std": [0.25] * 3, "fit": "squash"}
-    net.add_domain("digits", classes=10, preprocessing=how)
+    preprocessing = {"size": 64, "mean": [0.5] * 3, "std": [0.25] * 3, "fit": "squash"}
+    net.add_domain("digits", classes=10, preprocessing=preprocessing)
     for i in (0, 7):
         file = tmp_path / f"{i}.png"
         Image.fromarray(np.ascontiguousarray(part[i].permute(1, 2, 0).numpy())).save(file)

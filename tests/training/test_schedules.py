@@ -1,4 +1,4 @@
-"""How a stage trains: settings are checked, rates are those of the literature, to the number."""
+"""Training settings: checks, schedules, and the exact rates of the literature."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_word_near_to_none_is_refused_with_the_list():
     [("epoch", "epochs"), ("learning_rate", "head_lr|milestones|choose"), ("weigth_decay", "wei")],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest_one(wrong, nearest):
-    with pytest.raises(CovNormError, match=f"{wrong}= is no setting of training: .*({nearest})"):
+    with pytest.raises(CovNormError, match=f"{wrong}= is not a training setting: .*({nearest})"):
         Training().changed({wrong: 1})
 
 
@@ -104,7 +104,7 @@ class Halving:
 
 @pytest.mark.parametrize("function", [functools.partial(halve), Halving()], ids=["partial", "own"])
 def test_a_functions_record_is_the_same_in_every_process(function):
-    """An address of memory in it would refuse the snapshot of a killed run."""
+    """With a memory address in it, the snapshot of a killed run would not match."""
     assert " at 0x" not in str(Training(schedule=function).record()["schedule"])
 
 
@@ -113,8 +113,8 @@ def test_a_functions_record_is_the_same_in_every_process(function):
 
 def test_steps_divide_by_ten_at_each_milestone_and_not_before():
     training = Training(10, lr=1.0, schedule="steps", milestones=(3, 7))
-    found = rates(training, [0, 2.99, 3, 3.5, 6.99, 7, 9.9])
-    assert found == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01], rel=1e-12)
+    result = rates(training, [0, 2.99, 3, 3.5, 6.99, 7, 9.9])
+    assert result == pytest.approx([1, 1, 0.1, 0.1, 0.1, 0.01, 0.01], rel=1e-12)
 
 
 def test_one_cycle_starts_at_a_25th_peaks_at_30_percent_and_ends_at_zero():
@@ -190,7 +190,7 @@ def test_plateau_divides_where_torchs_does(patience, kind):
                 "falling": 2 / (1 + epoch) + 0.3 * draw.random(),
                 "nearly flat": 1 - 7e-5 * epoch * draw.choice((0, 1)),
             }[kind]
-            own.see(loss)
+            own.update(loss)
             torchs.step(loss)
             assert own.factor == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9), epoch
 
@@ -199,22 +199,22 @@ def test_plateau_waits_for_its_patience_by_hand():
     plateau = Plateau(2)
     factors = []
     for loss in (1.0, 0.5, 0.6, 0.5, 0.49999, 0.7, 0.7, 0.7, 0.4, 0.5):
-        plateau.see(loss)
+        plateau.update(loss)
         factors.append(plateau.factor)
     assert factors == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01])
 
 
 @pytest.mark.parametrize("cut", range(8))
-def test_a_plateau_goes_on_from_its_state(cut):
+def test_a_plateau_resumes_from_its_state(cut):
     losses = [1.0, 0.9, 0.95, 0.95, 0.95, 0.8, 0.8, 0.8]
     whole, first, second = Plateau(1), Plateau(1), Plateau(1)
     for loss in losses:
-        whole.see(loss)
+        whole.update(loss)
     for loss in losses[:cut]:
-        first.see(loss)
+        first.update(loss)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for loss in losses[cut:]:
-        second.see(loss)
+        second.update(loss)
     assert second.state_dict() == whole.state_dict()
     assert whole.factor < 1
 

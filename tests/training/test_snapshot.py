@@ -1,4 +1,4 @@
-"""What was interrupted goes on to the same bits; what is damaged or of another run is refused."""
+"""Interrupted training resumes to the same bits; damaged or foreign snapshots are errors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from small_digits import backbone, batches, digits, network, noisy, regression, 
 from torch.utils.data import DataLoader, TensorDataset
 
 import torch_covnorm as cn
-from torch_covnorm import CovNormError, loop
+from torch_covnorm import CovNormError
 from torch_covnorm.stats.moments import Moments
-from torch_covnorm.training.snapshot import RECORD, Snapshot, load_moments, restore_, save_moments
+from torch_covnorm.training.fit import Loop
+from torch_covnorm.training.snapshot import (
+    RECORD,
+    Snapshot,
+    SnapshotMismatch,
+    restore_,
+)
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -68,8 +74,8 @@ def test_a_nested_state_comes_back_with_its_types(tmp_path):
 
 def test_two_views_of_one_tensor_come_back_apart(tmp_path):
     t = torch.randn(4)
-    found = round_trip(tmp_path, {"a": t, "b": t, "c": t[:2]})
-    assert bits(found) == bits({"a": t, "b": t, "c": t[:2]})
+    result = round_trip(tmp_path, {"a": t, "b": t, "c": t[:2]})
+    assert bits(result) == bits({"a": t, "b": t, "c": t[:2]})
 
 
 @pytest.mark.parametrize(
@@ -83,10 +89,10 @@ def test_two_views_of_one_tensor_come_back_apart(tmp_path):
 )
 def test_keys_that_look_alike_are_kept_apart_or_refused(value, tmp_path):
     try:
-        found = round_trip(tmp_path, value)
+        result = round_trip(tmp_path, value)
     except CovNormError:
         return
-    assert bits(found) == bits(value)
+    assert bits(result) == bits(value)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +148,12 @@ def test_due_is_a_matter_of_seconds(tmp_path, monkeypatch):
 def test_other_settings_are_refused_by_name_and_file(now, tmp_path):
     Snapshot(tmp_path, {"a": 1, "b": 2}).save({})
     differs = "c" if "c" in now else "b"
-    with pytest.raises(CovNormError, match=f"{RECORD}.*made with {differs}=") as error:
+    with pytest.raises(SnapshotMismatch, match=f"{RECORD}.*made with {differs}=") as error:
         Snapshot(tmp_path, now).load()
     assert str(tmp_path) in str(error.value)
+    was = {"a": 1, "b": 2}.get(differs)
+    assert (error.value.key, error.value.was, error.value.now) == (differs, was, now.get(differs))
+    assert isinstance(error.value, CovNormError)
 
 
 DAMAGES = itertools.product(["json", "tensors"], ["truncated", "empty", "flipped", "noise"])
@@ -186,10 +195,11 @@ def test_nothing_in_a_snapshot_is_pickled(tmp_path, monkeypatch):
 
 def test_moments_come_back_to_the_bit(tmp_path):
     moments = {s: Moments(3).update(torch.randn(9, 3)) for s in ("conv1", "layer.0/x")}
-    assert load_moments(tmp_path, {"a": 1}) is None
-    save_moments(tmp_path, {"a": 1}, moments)
-    found = load_moments(tmp_path, {"a": 1})
-    assert {k: bits(m.state_dict()) for k, m in found.items()} == {
+    assert Snapshot(tmp_path, {"a": 1}).load() is None
+    Snapshot(tmp_path, {"a": 1}).save({site: m.state_dict() for site, m in moments.items()})
+    states = Snapshot(tmp_path, {"a": 1}).load()
+    result = {site: Moments.from_state(state) for site, state in states.items()}
+    assert {k: bits(m.state_dict()) for k, m in result.items()} == {
         k: bits(m.state_dict()) for k, m in moments.items()
     }
 
@@ -203,7 +213,7 @@ def test_a_state_of_another_domain_is_refused_and_changes_nothing():
     assert same(state(net), before)
 
 
-# ── fit goes on ───────────────────────────────────────────────────────────────────────────────
+# ── fit resumes ───────────────────────────────────────────────────────────────────────────────
 
 
 class Interrupted(Exception):
@@ -211,12 +221,12 @@ class Interrupted(Exception):
 
 
 def run(folder=None, stop=None, workers=0, generator=None, **changes):
-    """Shuffling, augmentation, dropout and a rate of the head's own; `stop`: steps till the end."""
+    """Train with shuffling, augmentation, dropout and head_lr; interrupt after `stop` steps."""
     net, count = network(dropout=0.3), iter(range(10**6))
     g = None if generator is None else torch.Generator().manual_seed(generator)
     loader = DataLoader(
         TensorDataset(*digits()), 16, shuffle=True, num_workers=workers, generator=g
-    )  # four steps an epoch
+    )  # four steps per epoch
     settings = {"epochs": 3, "lr": 0.02, "head_lr": 0.05, "clip": 2.0, "snapshot": folder}
 
     def progress(_):
@@ -252,7 +262,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_interrupted_fit_goes_on_to_the_same_bits(case, tmp_path):
+def test_an_interrupted_fit_resumes_to_the_same_bits(case, tmp_path):
     whole, done, steps = run(**CASES[case])
     stops = range(steps) if case in ("sgd", "plateau", "adamw one-cycle") else (3, steps - 2)
     losses = [row["loss"] for row in done.epochs]
@@ -267,7 +277,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_bits(case, tmp_path):
         assert facts(again) == facts(done)
 
 
-def test_a_loader_with_a_generator_of_its_own_goes_on_to_the_same_bits(tmp_path):
+def test_a_loader_with_a_generator_of_its_own_resumes_to_the_same_bits(tmp_path):
     whole, _, _ = run(generator=5)
     with pytest.raises(Interrupted):
         run(tmp_path, 6, generator=5)
@@ -295,13 +305,13 @@ def test_without_a_due_snapshot_the_epoch_is_done_again_to_the_same_bits(tmp_pat
 
 @pytest.mark.parametrize("forgotten", ["optimizer", "step", "epoch", "best_state", "domain"])
 def test_a_resume_that_forgets_a_part_differs(forgotten, tmp_path, monkeypatch):
-    """Control: the test above would notice."""
+    """Control: the tests above would notice."""
     case = {"optimizer": "adam", "schedule": "one-cycle", "lr": 0.3}
     whole, done, _ = run(**case)
     assert done.best < 2, "the best epoch must lie before the interruption"
     with pytest.raises(Interrupted):
         run(tmp_path, 9, **case)
-    right = loop.Loop.load_state_dict
+    right = Loop.load_state_dict
 
     def forget(self, saved):
         fresh = {
@@ -313,7 +323,7 @@ def test_a_resume_that_forgets_a_part_differs(forgotten, tmp_path, monkeypatch):
         fresh["domain"] = {k: t.clone() for k, t in self.state_dict()["domain"].items()}
         right(self, saved | {forgotten: fresh[forgotten]})
 
-    monkeypatch.setattr(loop.Loop, "load_state_dict", forget)
+    monkeypatch.setattr(Loop, "load_state_dict", forget)
     net, again, _ = run(tmp_path, **case)
     assert not same(state(net), state(whole)) or facts(again) != facts(done)
 
@@ -332,11 +342,11 @@ def test_a_finished_stage_is_not_run_again(early, tmp_path):
 
     again = network(dropout=0.3)
     settings = {"epochs": 3, "lr": 0.02, "head_lr": 0.05, "clip": 2.0, **case}
-    found = cn.fit(
+    result = cn.fit(
         again, "digits", Untouchable(), Untouchable(), snapshot=tmp_path, progress=False, **settings
     )
     assert same(state(again), state(net))
-    assert facts(found) == facts(done)
+    assert facts(result) == facts(done)
     assert not any(m.training for m in again.modules())
 
 

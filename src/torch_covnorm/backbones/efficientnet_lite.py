@@ -8,6 +8,8 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .weights import loaded
+
 # expansion, kernel, stride, channels, repeats
 STAGES = (
     (1, 3, 1, 16, 1),
@@ -21,7 +23,7 @@ STAGES = (
 
 
 class SameConv2d(nn.Conv2d):
-    """TensorFlow's "same" padding: as much as the output size needs, the odd pixel behind."""
+    """TensorFlow's "same" padding: as much as the output size needs, an odd pixel at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
         totals = [
@@ -39,7 +41,7 @@ def _norm(d: int) -> nn.BatchNorm2d:
 
 
 class SeparableBlock(nn.Module):
-    """The first stage: depthwise convolution, projection."""
+    """The block of the first stage: depthwise convolution, projection."""
 
     def __init__(self, d_in: int, d: int, kernel: int) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ class SeparableBlock(nn.Module):
 
 
 class InvertedBlock(nn.Module):
-    """Expansion, depthwise convolution, projection; a shortcut where shapes agree."""
+    """Expansion, depthwise convolution, projection, and a shortcut if the shapes match."""
 
     def __init__(self, d_in: int, d: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ class InvertedBlock(nn.Module):
 class EfficientNetLite0(nn.Module):
     """4,652,008 parameters with its 1000-class head: (n, 3, h, w) → (n, classes)."""
 
-    # What the published ImageNet weights expect, for RGB in [0, 1]: (x - 127) / 128 of its bytes.
+    # What the published ImageNet weights expect, for RGB in [0, 1]: (byte - 127) / 128.
     preprocessing: ClassVar = {"size": 224, "mean": [127 / 255] * 3, "std": [128 / 255] * 3}
 
     def __init__(self, num_classes: int = 1000) -> None:
@@ -105,27 +107,22 @@ class EfficientNetLite0(nn.Module):
         x = F.relu6(self.bn2(self.conv_head(x)))
         return self.classifier(x.mean((2, 3)))
 
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> EfficientNetLite0 | None:
+        """Build the Lite0 of a state dict in timm's or its package's names; None: another one."""
+        if "_conv_stem.weight" in state:
+            state = {_renamed(k): v for k, v in state.items()}
+        if "conv_stem.weight" not in state:
+            return None
+        net = cls(len(state.get("classifier.weight", range(1000))))
+        return loaded(net, state, "classifier")  # None for Lite1 to Lite4
+
 
 _TOP = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
 _FIRST = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
 _OTHERS = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
 _OTHERS |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
 _PLACES = [(s, i) for s, stage in enumerate(STAGES) for i in range(stage[-1])]
-
-
-def from_state_dict(state: dict[str, Tensor]) -> EfficientNetLite0 | None:
-    """The Lite0 of a state dict in timm's or the package's names; None: another net."""
-    if "_conv_stem.weight" in state:
-        state = {_renamed(k): v for k, v in state.items()}
-    if "conv_stem.weight" not in state or "blocks.6.0.conv_pwl.weight" not in state:
-        return None
-    net = EfficientNetLite0(len(state.get("classifier.weight", range(1000))))
-    own = net.state_dict()
-    if any(k in own and v.shape != own[k].shape for k, v in state.items()):
-        return None  # Lite1 … Lite4
-    missing, unexpected = net.load_state_dict(state, strict=False)
-    optional = {"classifier.weight", "classifier.bias"}
-    return net if not unexpected and set(missing) <= optional else None
 
 
 def _renamed(key: str) -> str:

@@ -1,4 +1,4 @@
-"""ResNet-26 of the Visual Decathlon (Rebuffi 2017)."""
+"""The ResNet-26 of the Visual Decathlon (Rebuffi 2017)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import CovNormError
+from .weights import loaded
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions; the shortcut halves the image and doubles the channels with zeros."""
+    """Two 3×3 convolutions. The shortcut halves the image and appends channels of zeros."""
 
     def __init__(self, d_in: int, d: int) -> None:
         super().__init__()
@@ -57,8 +58,22 @@ class ResNet26(nn.Module):
         x = F.relu(self.end_bn(x))
         return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> ResNet26 | None:
+        """Build the network of a state dict in our or the published names; None: another one."""
+        if "pre_layers_conv.conv.weight" in state:
+            if any(".parallel_conv." in k or re.search(r"\.bns\.\d+\.0\.conv\.", k) for k in state):
+                raise CovNormError(
+                    "this ResNet-26 was trained with adapters inside, so it is not a plain "
+                    "backbone. Use one trained in the mode 'normal'."
+                )
+            state = {_renamed(k): v for k, v in state.items()}
+        if "end_bn.weight" not in state:
+            return None
+        return loaded(cls(len(state.get("fc.weight", range(1000)))), state, "fc")
 
-# The residual-adapter authors' names, of the first task, and ours.
+
+# Key names of the residual-adapter authors, for their first task, and ours.
 _PUBLISHED = (
     (r"^pre_layers_conv\.conv\.", "conv1."),
     (r"^pre_layers_conv\.bns\.0\.", "bn1."),
@@ -69,22 +84,6 @@ _PUBLISHED = (
     (r"^end_bns\.0\.0\.", "end_bn."),
     (r"^linears\.0\.", "fc."),
 )
-
-
-def from_state_dict(state: dict[str, Tensor]) -> ResNet26 | None:
-    """The ResNet-26 of a state dict in our names or the published ones; None: it is another net."""
-    if "pre_layers_conv.conv.weight" in state:
-        if any(".parallel_conv." in k or re.search(r"\.bns\.\d+\.0\.conv\.", k) for k in state):
-            raise CovNormError(
-                "this ResNet-26 was trained with adapters inside: it is no plain backbone; "
-                "use one trained in the mode 'normal'"
-            )
-        state = {_renamed(k): v for k, v in state.items()}
-    if "layer3.3.conv2.weight" not in state or "end_bn.weight" not in state:
-        return None
-    net = ResNet26(len(state["fc.weight"]) if "fc.weight" in state else 1000)
-    missing, unexpected = net.load_state_dict(state, strict=False)
-    return net if not unexpected and set(missing) <= {"fc.weight", "fc.bias"} else None
 
 
 def _renamed(key: str) -> str:

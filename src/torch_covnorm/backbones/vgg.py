@@ -1,4 +1,4 @@
-"""VGG16 (Simonyan & Zisserman), the paper's network; torchvision's key names."""
+"""VGG16 (Simonyan & Zisserman), the paper's network, with torchvision's key names."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from .weights import loaded
+
 CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # 0: pool
 
 
 class VGG16(nn.Module):
-    """13 convolutions, then fc6, fc7 and the head; or, with ``fc=False``, a pooled head alone.
+    """13 convolutions, then fc6, fc7 and the head; or, with ``fc=False``, only a pooled head.
 
-    Without the fc layers images of any size from 32 px will do: (n, 3, h, w) → (n, classes).
+    (n, 3, h, w) → (n, classes). Without the fc layers, images may have any size from 32 px.
     """
 
     # What torchvision's ImageNet weights expect, for RGB in [0, 1].
@@ -55,20 +57,14 @@ class VGG16(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
 
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> VGG16 | None:
+        """Build the VGG16 of a torchvision state dict, or return None if it is another network.
 
-def from_state_dict(state: dict[str, Tensor]) -> VGG16 | None:
-    """The VGG16 that a torchvision state dict describes, with its weights; None: it is another net.
-
-    The fc layers come along when the file has them, and so does a head.
-    """
-    if state.get("features.0.weight", torch.empty(0)).shape != (64, 3, 3, 3):
-        return None
-    if "features.28.weight" not in state or "features.1.weight" in state:
-        return None  # another depth, or with BatchNorm
-    fc = "classifier.0.weight" in state
-    head = "classifier.6" if fc else "classifier"
-    weight = state.get(f"{head}.weight")
-    net = VGG16(fc, 1000 if weight is None else len(weight))
-    optional = set() if weight is not None else {f"{head}.weight", f"{head}.bias"}
-    missing, unexpected = net.load_state_dict(state, strict=False)
-    return net if not unexpected and set(missing) <= optional else None
+        The fc layers and the head are included if the state dict has them.
+        """
+        if state.get("features.0.weight", torch.empty(0)).shape != (64, 3, 3, 3):
+            return None
+        fc = "classifier.0.weight" in state
+        head = "classifier.6" if fc else "classifier"
+        return loaded(cls(fc, len(state.get(f"{head}.weight", range(1000)))), state, head)

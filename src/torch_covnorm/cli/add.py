@@ -18,6 +18,7 @@ from ..ecology.join import METHOD as JOINT
 from ..ecology.join import join as join_domains
 from ..errors import CovNormError
 from ..methods.recipes import METHODS
+from ..report.wording import size
 from .options import (
     Compute,
     Json,
@@ -28,7 +29,7 @@ from .options import (
     panel,
     run_option,
 )
-from .screen import Screen, size, table
+from .screen import Screen, table
 from .summary import add_result, summary
 
 ranks, training, inputs = panel("Ranks"), panel("Training"), panel("Images")

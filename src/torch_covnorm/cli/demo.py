@@ -30,8 +30,9 @@ from ..errors import CovNormError
 from ..methods.adapt import adapt
 from ..methods.result import Adapted
 from ..records import write_file
+from ..report.wording import size
 from .options import Json, Quiet, Seed, Threads, set_threads
-from .screen import Screen, size, table
+from .screen import Screen, table
 
 FOLDER = Path(sample.__file__).with_name("samples")
 PIXELS = 64

@@ -12,9 +12,10 @@ from rich.table import Table
 
 from ..ecology import verify as verify_files
 from ..records import blame
+from ..report.wording import size
 from ..stats.ranks import by_variance
 from .options import Common, Name, domain_names
-from .screen import size, table
+from .screen import table
 from .summary import summary
 
 LISTED = ("method", "classes", "accuracy", "parameters", "total", "bytes", "basis")

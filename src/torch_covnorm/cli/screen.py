@@ -141,15 +141,6 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
     return result
 
 
-def size(count: float) -> str:
-    """Format a number of bytes, for example 312 kB."""
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit != "MB" else f"{count:.1f} MB"
-        count /= 1000
-    return f"{count:.1f} GB"
-
-
 def _text(cell: Cell) -> str:
     if cell is None:
         return "–"

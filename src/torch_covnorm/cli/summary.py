@@ -8,7 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from ..ecology import Ecology
-from .screen import size, table
+from ..report.wording import size
+from .screen import table
 
 STAGES = {
     "before": "bare features, linear head",

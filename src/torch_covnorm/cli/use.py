@@ -12,8 +12,9 @@ from ..ecology.images import images_of
 from ..ecology.measure import held_out, percent
 from ..ecology.prediction import probabilities, read_inputs
 from ..errors import CovNormError, choices
+from ..report.wording import size
 from .options import Common, Compute, Name
-from .screen import size, table
+from .screen import table
 
 
 def predict(

@@ -1,35 +1,30 @@
-"""Where images come from: a user's own, small real samples, the Visual Decathlon and its score.
+"""Images: from users' files, small real samples, and the Visual Decathlon with its score.
 
-Importing this loads no image library; reading the first image does.
+Importing this loads no image library. Reading the first image does.
 """
 
 from __future__ import annotations
 
+from .annotations import Annotations, read_annotations, write_predictions
 from .decathlon import PUBLISHED, RULES, Decathlon, Split
-from .decode import decode, fit_image, load_image
+from .decode import Decoded, Images, decode
+from .image_files import load_image, read_image
 from .images import (
     Augment,
     Rule,
     centre_crop,
     channel_statistics,
+    fit_image,
     normalise,
+    prepare,
     random_crop,
     random_flip,
     resize,
 )
-from .reading import read_image
-from .sample import SAMPLES, Sample, load_sample, prepare
-from .score import (
-    BASELINES,
-    Annotations,
-    decathlon_score,
-    read_annotations,
-    score_predictions,
-    score_results,
-    write_predictions,
-)
+from .sample import SAMPLES, Sample, load_sample
+from .score import BASELINES, decathlon_score, score_predictions, score_results
 from .source import Source, read_source
-from .splits import Decoded, Images, Items
+from .splits import Items
 
 __all__ = [
     "BASELINES",

@@ -1,6 +1,7 @@
-"""Decoded images on disk: an .npy file a split, with a JSON record behind its rows.
+"""Decoded images on disk: one .npy file per split, followed by a JSON record about its rows.
 
-A file that is not as it was written is made anew, so the folder may be deleted at any time.
+A file that is not exactly as it was written is made again, so the folder may be deleted at any
+time.
 """
 
 from __future__ import annotations
@@ -14,127 +15,149 @@ import re
 import secrets
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..errors import CovNormError
 from ..records import blame, checksum
 
-AHEAD = 64  # images on their way to the one that comes next
+LOOKAHEAD = 64  # tasks that may be ahead of the result that is taken next
 LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.npy\.[0-9a-f]{16}")
 T = TypeVar("T")
+Row = tuple[np.ndarray, bytes]  # an image (3, size, size) and the hash of its pixels
 
 
 class Rows(NamedTuple):
-    """The readable images of a split (n, 3, size, size), a hash of each, and why others are not."""
+    """The readable images of a split (n, 3, size, size), their hashes, and {index: why unreadable}.
+
+    The index counts all images of the split.
+    """
 
     x: np.ndarray
     hashes: list[bytes]
-    bad: dict[int, str]
+    unreadable: dict[int, str]
 
 
-class Memory(contextlib.nullcontext[None]):
-    """Rows in memory."""
+def collect_rows(results: Iterable[Row | str], shape: tuple[int, ...], file: Path | None) -> Rows:
+    """Collect the images of a split in a file, or in memory if `file` is None.
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        super().__init__()
-        try:
-            self.x, self.n = np.empty(shape, np.uint8), 0
-        except MemoryError as error:
-            raise CovNormError(f"the images need too much memory ({error}): use a cache") from None
-
-    def add(self, row: np.ndarray) -> None:
-        """Append an image (3, size, size)."""
-        self.x[self.n] = row
-        self.n += 1
-
-    def finish(self, _hashes: list[bytes], _bad: dict[int, str]) -> np.ndarray:
-        """All of them (n, 3, size, size)."""
-        return self.x[: self.n]
-
-
-class Stored:
-    """Rows in a file that gets its name when it is complete.
-
-    A stream, because a memory map that finds the disk full would end the process. No fsync: a file
-    that a power cut damages is noticed and made anew.
+    A result is an image with its hash, or why it is unreadable. `shape` is (n, 3, size, size) for
+    all n results.
     """
+    hashes: list[bytes] = []
+    unreadable: dict[int, str] = {}
 
-    def __init__(self, file: Path, shape: tuple[int, ...]) -> None:
-        self.file, self.shape, self.n = file, shape, 0
-        self.temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    def images() -> Iterator[np.ndarray]:
+        for i, result in enumerate(results):
+            if isinstance(result, str):
+                unreadable[i] = result
+            else:
+                hashes.append(result[1])
+                yield result[0]
+
+    if file is None:
+        x = _in_memory(images(), shape)
+    else:
+        x = _in_file(images(), shape, file, lambda: _record(hashes, unreadable))
+    return Rows(x, hashes, unreadable)
+
+
+def _in_memory(images: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        x, n = np.empty(shape, np.uint8), 0
+    except MemoryError as error:
+        raise CovNormError(f"not enough memory for the images ({error}). Use a cache.") from None
+    for image in images:
+        x[n] = image
+        n += 1
+    return x[:n]
+
+
+def _in_file(
+    images: Iterable[np.ndarray],
+    shape: tuple[int, ...],
+    file: Path,
+    record: Callable[[], dict[str, Any]],
+) -> np.ndarray:
+    """Write a file that gets its final name when it is complete, and map it into memory.
+
+    It is written as a stream, because writing to a memory map on a full disk would kill the
+    process. There is no fsync: a file damaged by a power cut is detected and made again.
+    """
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+    with blame(file):
+        stream = temporary.open("xb")
+    n = 0
+    try:
+        _write_header(stream, (0, *shape[1:]))
+        for image in images:
+            with blame(file):
+                stream.write(image.data)
+            n += 1
         with blame(file):
-            self.stream = self.temporary.open("xb")
-
-    def __enter__(self) -> None:
-        self._header()
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # what cannot be flushed was told by `add`
-            self.stream.close()
-        self.temporary.unlink(missing_ok=True)
-
-    def add(self, row: np.ndarray) -> None:
-        """Append an image (3, size, size)."""
-        with blame(self.file):
-            self.stream.write(row.data)
-        self.n += 1
-
-    def finish(self, hashes: list[bytes], bad: dict[int, str]) -> np.ndarray:
-        """All of them (n, 3, size, size), mapped; the file has its name then."""
-        record = _record(hashes, bad)
-        with blame(self.file):
-            self.stream.write(json.dumps({**record, "checksum": checksum(record)}).encode())
-            self.stream.seek(0)
-            self._header()
-            self.stream.close()
-            self.temporary.replace(self.file)
-            return mapped(self.file)
-
-    def _header(self) -> None:
-        """As long for every n, because numpy leaves room for it."""
-        about = {"descr": "|u1", "fortran_order": False, "shape": (self.n, *self.shape[1:])}
-        np.lib.format.write_array_header_1_0(self.stream, about)
+            sealed = record()
+            stream.write(json.dumps({**sealed, "checksum": checksum(sealed)}).encode())
+            stream.seek(0)
+            _write_header(stream, (n, *shape[1:]))
+            stream.close()
+            temporary.replace(file)
+            return open_rows(file)
+    finally:
+        with contextlib.suppress(OSError):  # `write` has already reported what cannot be flushed
+            stream.close()
+        temporary.unlink(missing_ok=True)
 
 
-def _record(hashes: list[bytes], bad: dict[int, str]) -> dict[str, Any]:
+def _write_header(stream: BinaryIO, shape: tuple[int, ...]) -> None:
+    """Write the .npy header, which numpy pads to the same length for every number of rows."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+
+
+def _record(hashes: list[bytes], unreadable: dict[int, str]) -> dict[str, Any]:
     pixels = hashlib.sha256(b"".join(hashes)).hexdigest()
-    return {"pixels": pixels, "unreadable": {str(i): reason for i, reason in bad.items()}}
+    return {"pixels": pixels, "unreadable": {str(i): why for i, why in unreadable.items()}}
 
 
-def recalled(
-    file: Path, shape: tuple[int, ...], pool: ThreadPoolExecutor, lost: Callable[[int], bool]
+def load_rows(
+    file: Path,
+    shape: tuple[int, ...],
+    pool: ThreadPoolExecutor,
+    is_unreadable: Callable[[int], bool],
 ) -> Rows | None:
-    """What a file keeps of images of this shape; None: there is none, or not as it was written.
+    """Load the rows of a file, or return None if there are none of this shape, or damaged ones.
 
-    `lost` tells whether an image that could not be read then cannot be read now.
+    `is_unreadable` says whether an image that could not be read then still cannot be read.
     """
     try:
-        x = mapped(file)
+        x = open_rows(file)
         with file.open("rb") as stream:
             stream.seek(x.offset + x.nbytes)
             record = json.loads(stream.read())
         seal = record.pop("checksum")
-        bad = {int(i): reason for i, reason in record["unreadable"].items()}
+        unreadable = {int(i): why for i, why in record["unreadable"].items()}
         rows = np.asarray(x)
-        if rows.shape != (shape[0] - len(bad), *shape[1:]) or rows.dtype != np.uint8:
+        if rows.shape != (shape[0] - len(unreadable), *shape[1:]) or rows.dtype != np.uint8:
             return None
-        hashes = list(in_order(pool, lambda i: hash_of(rows[i]), len(rows)))
-        same = record == _record(hashes, bad) and seal == checksum(record)
-        same = same and all(map(lost, bad))  # or else one was mended
-    except Exception:  # whatever is wrong with it, it is made anew
+        hashes = list(map_in_order(pool, lambda i: pixel_hash(rows[i]), len(rows)))
+        same = record == _record(hashes, unreadable) and seal == checksum(record)
+        same = same and all(map(is_unreadable, unreadable))  # else one was repaired
+    except Exception:  # whatever is wrong with the file, it is made again
         return None
-    return Rows(rows, hashes, bad) if same else None
+    return Rows(rows, hashes, unreadable) if same else None
 
 
-def mapped(file: Path) -> np.memmap:
-    """The rows of a file, which nothing can change. Torch warns about what it cannot write to."""
+def open_rows(file: Path) -> np.memmap:
+    """Map the rows of a file into memory. Writing to them never changes the file.
+
+    They are writable, because torch warns about arrays that are not.
+    """
     try:
-        return np.lib.format.open_memmap(file, mode="c")  # what is written stays in memory
+        return np.lib.format.open_memmap(file, mode="c")
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
@@ -142,10 +165,10 @@ def mapped(file: Path) -> np.memmap:
 
 
 @contextlib.contextmanager
-def in_use(folder: Path | None) -> Iterator[bool]:
-    """Whether the folder can be written to; others see that it is.
+def cache_in_use(folder: Path | None) -> Iterator[bool]:
+    """Mark the folder as in use, and yield whether it is writable.
 
-    What killed writers left there goes, unless others write just now.
+    Files left by killed processes are removed first, unless another process uses the folder.
     """
     if folder is None or not _is_writable(folder):
         yield False
@@ -173,21 +196,21 @@ def _is_writable(folder: Path) -> bool:
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             return False
-        raise CovNormError(f"{folder}: {error.strerror}: choose another folder as cache") from error
+        raise CovNormError(f"{folder}: {error.strerror}. Choose another cache folder.") from error
     return True
 
 
-def in_order(pool: ThreadPoolExecutor, work: Callable[[int], T], n: int) -> Iterator[T]:
-    """work(0), …, work(n - 1), with a bounded number of them ahead of what is taken."""
+def map_in_order(pool: ThreadPoolExecutor, task: Callable[[int], T], n: int) -> Iterator[T]:
+    """Yield task(0), …, task(n - 1), with a bounded number of tasks in advance."""
     waiting: deque[Future[T]] = deque()
     for i in range(n):
-        waiting.append(pool.submit(work, i))
-        if len(waiting) > AHEAD:
+        waiting.append(pool.submit(task, i))
+        if len(waiting) > LOOKAHEAD:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
 
 
-def hash_of(row: np.ndarray) -> bytes:
-    """SHA-256 of an image's pixels."""
+def pixel_hash(row: np.ndarray) -> bytes:
+    """Return the SHA-256 of an image's pixels."""
     return hashlib.sha256(row.data).digest()

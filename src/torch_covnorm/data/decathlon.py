@@ -1,12 +1,12 @@
 """The Visual Decathlon (Rebuffi et al. 2017): ten datasets in one archive of small images.
 
-The archive as it unpacks::
+The unpacked archive::
 
     decathlon-1.0/annotations/<dataset>_{train,val,test_stripped}.json    COCO-style
     decathlon-1.0/data/<dataset>/<part>/…/000001.jpg                      shorter side 72
 
-An annotation file names its images from the archive's root (``data/aircraft/train/…``). A smaller
-archive of other datasets in this layout works the same.
+Annotation files name images relative to the archive's root (``data/aircraft/train/…``). Archives of
+other datasets in this layout work too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import CovNormError, choices
-from . import images as im
-from .images import Rule, Statistics
-from .reading import read_image
-from .score import Annotations, File, read_annotations, read_json, write_json
+from .annotations import Annotations, File, read_annotations, read_json, write_json
+from .image_files import read_image
+from .images import Rule, Statistics, channel_statistics, check_statistics, normalise, resize
 
 FOLDER = "decathlon-1.0"
 FILES = {"train": "train", "val": "val", "test": "test_stripped"}
-# Classes; images of train, val and test.
+# Number of classes; of train, val and test images.
 PUBLISHED = {
     "aircraft": (100, 3334, 3333, 3333),
     "cifar100": (100, 40000, 10000, 10000),
@@ -41,18 +40,18 @@ PUBLISHED = {
     "vgg-flowers": (102, 1020, 1020, 6149),
     "imagenet12": (1000, 1232167, 49000, 48238),
 }
-# A mirrored digit, letter or sign is another one, and its edges matter: whole, and as it is.
+# A mirrored digit, letter or sign means something else, and its edges matter.
 WHOLE = Rule(crop=72, random_crop=False, flip=False)
 RULES = {"gtsrb": WHOLE, "omniglot": WHOLE, "svhn": WHOLE}
 
 
 @dataclass(eq=False, repr=False)
 class Split(Dataset[tuple[Tensor, int]]):
-    """One part of one dataset: (image float32 (3, crop, crop), label), in the file's order.
+    """One part of one dataset: (image float32 (3, crop, crop), label), in the order of the file.
 
-    Where there are no labels (test) the second is the image id, for `write_predictions`. A label
-    is an index into `categories` (category ids) and `classes` (their names); mean and std are
-    those of the training images by channel, on a scale of 0 to 1.
+    For test, which has no labels, the second item is the image id, for `write_predictions`. A label
+    is an index into `categories` (category ids) and `classes` (their names). Mean and std are those
+    of the training images per channel, on a scale of 0 to 1.
     """
 
     files: list[str]
@@ -71,22 +70,22 @@ class Split(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         image = self.rule(read_image(self.files[index]), self.augment)
         target = (self.image_ids if self.labels is None else self.labels)[index]
-        return im.normalise(image, self.mean, self.std), target
+        return normalise(image, self.mean, self.std), target
 
     def loader(self, batch_size: int = 128, **options: Any) -> DataLoader[tuple[Tensor, int]]:
-        """Batches, shuffled where the part is augmented; `options` go to DataLoader."""
+        """Return a DataLoader with these `options`. It shuffles if the part is augmented."""
         shuffle = self.augment and "sampler" not in options
         return DataLoader(self, **{"batch_size": batch_size, "shuffle": shuffle, **options})
 
 
 class Decathlon:
-    """The archive at `root`: the folder of ``annotations/``, the one above it, or its ``data/``.
+    """The archive on disk.
 
     Args:
-        root: where the archive is.
+        root: the folder that contains ``annotations/``, its parent, or its ``data/``.
         statistics: mean and std of the datasets, ``{dataset: {"mean": [r, g, b], "std": […]}}``
-            on a scale of 0 to 1, or a JSON file of that. Those of other datasets are computed
-            from all pixels of the training images when first needed, and added to the file.
+            on a scale of 0 to 1, or a JSON file with that content. Missing ones are computed from
+            all pixels of the training images when first needed, and added to the file.
     """
 
     def __init__(self, root: File, statistics: Mapping[str, Any] | File | None = None) -> None:
@@ -101,41 +100,42 @@ class Decathlon:
         for name, entry in (statistics or {}).items():
             if name not in {*PUBLISHED, *self.datasets}:
                 raise CovNormError(f"{where}: no dataset {name!r}: {choices(name, self.datasets)}")
-            self._statistics[name] = im.check_statistics(entry, f"{where}: {name!r}")
+            self._statistics[name] = check_statistics(entry, f"{where}: {name!r}")
 
     @property
     def datasets(self) -> list[str]:
-        """Those with an annotation file: the ten in the order of `PUBLISHED`, then others."""
-        there: set[str] = set()
-        for ending in FILES.values():
-            files = (self.root / "annotations").glob(f"*_{ending}.json")
-            there.update(f.name.removesuffix(f"_{ending}.json") for f in files)
-        return [n for n in PUBLISHED if n in there] + sorted(there - set(PUBLISHED))
+        """Datasets with an annotation file: the ten in the order of `PUBLISHED`, then others."""
+        existing = {
+            file.name.removesuffix(f"_{ending}.json")
+            for ending in FILES.values()
+            for file in (self.root / "annotations").glob(f"*_{ending}.json")
+        }
+        return [n for n in PUBLISHED if n in existing] + sorted(existing - set(PUBLISHED))
 
     def classes(self, name: str) -> list[str]:
-        """Names of the classes in the order of the labels: sorted by category id."""
+        """Return the class names in the order of the labels: sorted by category id."""
         return list(self._categories(name).values())
 
     def split(
         self, name: str, part: str, *, augment: bool | None = None, rule: Rule | None = None
     ) -> Split:
-        """A part of a dataset, "train", "val" or "test", as a torch Dataset.
+        """Return a part of a dataset as a torch Dataset.
 
-        Images are resized to 72, then cropped to 64: anywhere and flipped at random in training,
-        else in the middle. gtsrb, omniglot and svhn: the middle 72, never flipped.
+        Images are resized to 72, then cropped to 64: randomly and with flips for training, else at
+        the centre. For gtsrb, omniglot and svhn it is the central 72, never flipped.
 
         Args:
             name: one of `datasets`.
             part: "train", "val" or "test".
-            augment: whether crops and flips are random; None: for "train" alone.
-            rule: other sizes and crops than the authors' for this dataset.
+            augment: whether crops and flips are random; by default only for "train".
+            rule: sizes and crops other than the authors' for this dataset.
         """
-        found = self._annotations(name, part)
-        names = self._categories(name, found if part == "train" else None)
+        annotations = self._annotations(name, part)
+        names = self._categories(name, annotations if part == "train" else None)
         return Split(
-            _files(found, self.root),
-            list(found.images),
-            None if part == "test" else _labels(found, list(names)),
+            _files(annotations, self.root),
+            list(annotations.images),
+            None if part == "test" else _labels(annotations, list(names)),
             list(names),
             list(names.values()),
             *self.statistics(name),
@@ -144,32 +144,33 @@ class Decathlon:
         )
 
     def statistics(self, name: str) -> Statistics:
-        """Mean and std by channel: as given, from the file, or computed from the train images."""
+        """Return mean and std per channel: as given, or computed from the training images."""
         if name not in self._statistics:
             files = _files(self._annotations(name, "train"), self.root)
-            pixels = (im.resize(read_image(f), Rule.resize) for f in files)
-            mean, std = im.channel_statistics(pixels)
+            pixels = (resize(read_image(f), Rule.resize) for f in files)
+            mean, std = channel_statistics(pixels)
             entry = {"mean": mean, "std": std}
-            self._statistics[name] = im.check_statistics(entry, f"training images of {name!r}")
+            self._statistics[name] = check_statistics(entry, f"training images of {name!r}")
             if self._cache:
                 write_json(self._cache, {**_read_statistics(self._cache), name: entry})
         return self._statistics[name]
 
     def differences(self) -> list[str]:
-        """Where this archive differs from the published one in datasets, classes and sizes."""
-        found = [f"{n}: not one of the ten datasets" for n in self.datasets if n not in PUBLISHED]
+        """List where this archive differs from the published one in datasets, classes or sizes."""
+        result = [f"{n}: not one of the ten datasets" for n in self.datasets if n not in PUBLISHED]
         for name, (classes, *sizes) in PUBLISHED.items():
             for part, size in zip(FILES, sizes, strict=True):
                 if not self._file(name, part).exists():
-                    found.append(f"{name}: no {self._file(name, part).name}")
+                    result.append(f"{name}: no {self._file(name, part).name}")
                     continue
-                part_of = self._annotations(name, part)
-                if len(part_of.images) != size:
-                    found.append(f"{name}: {len(part_of.images)} {part} images, published {size}")
-                n = len(self._categories(name, part_of)) if part == "train" else classes
+                annotations = self._annotations(name, part)
+                n = len(annotations.images)
+                if n != size:
+                    result.append(f"{name}: {n} {part} images, published {size}")
+                n = len(self._categories(name, annotations)) if part == "train" else classes
                 if n != classes:
-                    found.append(f"{name}: {n} classes, published {classes}")
-        return found
+                    result.append(f"{name}: {n} classes, published {classes}")
+        return result
 
     def _file(self, name: str, part: str) -> Path:
         return self.root / "annotations" / f"{name}_{FILES[part]}.json"
@@ -181,14 +182,14 @@ class Decathlon:
         if name not in known and name not in PUBLISHED:
             raise CovNormError(f"{self.root} has no dataset {name!r}: {choices(name, known)}")
         if not file.exists():
-            raise CovNormError(f"{file}: is missing; unpack the devkit into {self.root}")
+            raise CovNormError(f"{file}: is missing. Unpack the devkit into {self.root}.")
         annotations = read_annotations(file)
         if not annotations.images:
-            raise CovNormError(f"{file}: lists no images; restore it from the devkit")
+            raise CovNormError(f"{file}: lists no images. Restore it from the devkit.")
         return annotations
 
     def _categories(self, name: str, train: Annotations | None = None) -> dict[int, str]:
-        """Names by category id, sorted: those that the training part lists, else those it has."""
+        """Return names by category id, sorted: those that train lists, else those it uses."""
         if name not in self._names:
             train = train or self._annotations(name, "train")
             names = train.names or {c: str(c) for c in train.categories_of.values()}
@@ -197,7 +198,7 @@ class Decathlon:
 
 
 def _find(root: Path) -> Path:
-    """The folder that holds ``annotations/``, from it, from above it or from its ``data/``."""
+    """Find the folder that contains ``annotations/``, given it, its parent or its ``data/``."""
     inside = sorted(root.glob("*/annotations")) if root.is_dir() else []
     places = [root, root / FOLDER, *([inside[0].parent] if len(inside) == 1 else [])]
     places += [root.resolve().parent] if root.name == "data" else []
@@ -205,26 +206,27 @@ def _find(root: Path) -> Path:
         if (place / "annotations").is_dir():
             return place
     raise CovNormError(
-        f"{root}: has no annotations folder; give the folder {FOLDER} of the unpacked archive"
+        f"{root}: has no annotations folder. Use the folder {FOLDER} of the unpacked archive."
     )
 
 
 def _files(annotations: Annotations, root: Path) -> list[str]:
-    """Path of every image. Names must stay below the root: a file may come from anyone.
+    """Return the path of every image.
 
-    Links inside the archive are followed, because large parts often live on another disk.
+    Names must stay below the root, because the file is not trusted. Links inside the archive are
+    followed, because large parts are often on another disk.
     """
     names = []
     for name in annotations.images.values():
         path = PurePosixPath(name)
         if not path.name or path.is_absolute() or ".." in path.parts or set(name) & set("\\:\0"):
             raise CovNormError(
-                f"{annotations.file}: file_name {name!r} is no path inside {root}: correct it"
+                f"{annotations.file}: file_name {name!r} is not a path inside {root}. Correct it."
             )
         names.append(str(path))
     short = [n.removeprefix("data/") for n in names]
     if not (root / names[0]).exists() and (root / short[0]).exists():
-        names = short  # the datasets were unpacked beside annotations/ instead of into data/
+        names = short  # unpacked beside annotations/ instead of into data/
     return [os.path.join(root, n) for n in names]  # noqa: PTH118 - a million Paths are slow
 
 
@@ -233,11 +235,11 @@ def _labels(annotations: Annotations, categories: list[int]) -> list[int]:
     for image in annotations.images:
         category = annotations.categories_of.get(image)
         if category is None:
-            raise CovNormError(f"{annotations.file}: image {image} has no annotation: add one")
+            raise CovNormError(f"{annotations.file}: image {image} has no annotation. Add one.")
         if category not in index:
             raise CovNormError(
-                f"{annotations.file}: category {category} of image {image} is none of the "
-                f"{len(index)} of the training part: list it there"
+                f"{annotations.file}: category {category} of image {image} is not one of the "
+                f"{len(index)} of the training part. List it there."
             )
         labels.append(index[category])
     return labels
@@ -246,5 +248,5 @@ def _labels(annotations: Annotations, categories: list[int]) -> list[int]:
 def _read_statistics(file: Path) -> dict[str, Any]:
     entries = read_json(file) if file.exists() else {}
     if not isinstance(entries, dict):
-        raise CovNormError(f"{file}: need an object {{dataset: {{mean, std}}}}")
+        raise CovNormError(f"{file}: must be an object {{dataset: {{mean, std}}}}")
     return entries

@@ -1,4 +1,4 @@
-"""Every image of a source at one size, as tensors: decoded in parallel, and kept for next time."""
+"""Decode every image of a source at one size, in parallel, and cache the result."""
 
 from __future__ import annotations
 
@@ -9,52 +9,65 @@ import math
 import os
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..errors import CovNormError, choices
 from ..records import blame
-from .cache import Memory, Rows, Stored, hash_of, in_order, in_use, recalled
-from .convention import SMALLEST
-from .images import centre_crop
-from .reading import image_size, read_image
+from .cache import Row, Rows, cache_in_use, collect_rows, load_rows, map_in_order, pixel_hash
+from .image_files import MIN_SIDE, ImageError, image_size, load_image
+from .images import FITS, fit_image
 from .source import Source
-from .splits import Decoded, Images, Items, check_losses, duplicates
+from .splits import Items
 
-FITS = ("squash", "crop")
 VERSION = 1  # of the files in a cache
-SAMPLE = 200  # images whose size is looked at
-File = str | os.PathLike[str]
+SAMPLE = 200  # images used to choose the size
 
 
-def fit_image(image: Tensor, size: int, fit: str = "squash") -> Tensor:
-    """uint8 (3, h, w) → uint8 (3, size, size), bilinear with antialiasing.
+class Images(NamedTuple):
+    """x: uint8 (n, 3, size, size), possibly a memory map; y: int64 (n,); the n file names."""
 
-    "squash" takes the whole image whatever its shape, "crop" the square in its middle.
+    x: Tensor
+    y: Tensor
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """The decoded images of a source.
+
+    Attributes:
+        splits: "train", and "val" and "test" if there are any.
+        classes: class names in the order of the labels.
+        size: side of the images in pixels.
+        fit: how they were resized, "squash" or "crop".
+        unreadable: (file, reason) of images that were left out.
+        duplicates: pairs of files in different splits with equal pixels.
+        digest: SHA-256 of pixels, labels and classes.
+        notes: messages for the user.
     """
-    if fit not in FITS:
-        raise CovNormError(f"fit={fit!r}: {choices(fit, FITS)}")
-    if fit == "crop":  # before resizing: of a long strip, only what is seen
-        image = centre_crop(image, min(image.shape[-2:]))
-    if image.shape[-2:] != (size, size):
-        image = functional.interpolate(
-            image[None].contiguous(), size=(size, size), mode="bilinear", antialias=True
-        )[0]
-    return image.contiguous()
 
+    splits: dict[str, Images]
+    classes: tuple[str, ...]
+    size: int
+    fit: str
+    unreadable: tuple[tuple[str, str], ...]
+    duplicates: tuple[tuple[str, str], ...]
+    digest: str
+    notes: tuple[str, ...]
 
-def load_image(
-    file: File | bytes, size: int, fit: str = "squash", *, name: str | None = None
-) -> Tensor:
-    """An image, or the bytes of one, as `decode` gives it: uint8 (3, size, size)."""
-    return fit_image(read_image(file, name=name, smallest=SMALLEST), size, fit)
+    def balance(self) -> dict[str, dict[str, int]]:
+        """Return the number of images as ``{split: {class: n}}``."""
+        n = len(self.classes)
+        counts = {split: images.y.bincount(minlength=n) for split, images in self.splits.items()}
+        return {s: dict(zip(self.classes, c.tolist(), strict=True)) for s, c in counts.items()}
 
 
 def decode(
@@ -63,93 +76,140 @@ def decode(
     fit: str = "squash",
     *,
     size_limit: int = 224,
-    cache: File | None = None,
+    cache: str | os.PathLike[str] | None = None,
     workers: int | None = None,
     limit: float = 0.05,
     strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoded:
-    """All splits of a source as uint8 (n, 3, size, size), with labels and names.
+    """Decode all splits of a source as uint8 (n, 3, size, size), with labels and names.
 
     Args:
         source: from `read_source`.
-        size: side in pixels. None: the median shorter side of a sample of the training images,
-            rounded up to a multiple of 32, from 64 to `size_limit`.
+        size: side in pixels. By default the median shorter side of a sample of the training images,
+            rounded up to a multiple of 32, between 64 and `size_limit`.
         fit: "squash" or "crop", as in `fit_image`.
-        size_limit: largest side that is chosen by itself; what the backbone was trained with.
-        cache: a folder for the pixels, one .npy a split, by place, sizes and times of the files.
-            They are mapped into memory and found again next time. None: all in memory.
-        workers: threads; None: one a core.
-        limit: share of the images that may be unreadable and are then left out. More are an
-            error, and so is a split, or a class in train, that loses all.
-        strict: the first unreadable image is an error.
-        progress: called as progress(done, total) when images are decoded.
+        size_limit: the largest side to choose by default: the size the backbone was trained with.
+        cache: a folder for the pixels, one .npy per split. The name of a file depends on the place,
+            sizes and times of the image files. The next call maps it into memory. By default all
+            pixels are kept in memory.
+        workers: threads, by default one per core.
+        limit: share of the images that may be unreadable. These are left out. More are an error,
+            and so is a split, or a class in train, without any readable image.
+        strict: make the first unreadable image an error.
+        progress: called as progress(done, total).
     """
     _check(fit, size, size_limit, workers, limit)
-    size = _automatic(source, size_limit) if size is None else size
+    size = _automatic_size(source, size_limit) if size is None else size
     folder = None if cache is None else Path(cache)
     total = sum(len(items) for items in source.splits.values())
     done = 0
 
-    def step(n: int = 1) -> None:
+    def advance(n: int = 1) -> None:
         nonlocal done
         done += n
         if progress:
             progress(done, total)
 
-    found: dict[str, Rows] = {}
-    with ThreadPoolExecutor(workers or _cores()) as pool, in_use(folder) as writable:
+    def results(job: _SplitJob) -> Iterator[Row | str]:
+        for result in map_in_order(pool, job.read, len(job.items)):
+            if strict and isinstance(result, ImageError):
+                raise CovNormError(f"{source.path}: {result}")
+            yield result.reason if isinstance(result, ImageError) else result
+            advance()
+
+    decoded: dict[str, Rows] = {}
+    with ThreadPoolExecutor(workers or _cores()) as pool, cache_in_use(folder) as writable:
         for split, items in source.splits.items():
-            job = _Job(source, items, size, fit)
+            job = _SplitJob(source, items, size, fit)
             file = folder and folder / f"{job.key()}.npy"
-            rows = recalled(file, job.shape, pool, job.lost) if file else None
-            if rows and not (strict and rows.bad):
-                step(len(items))
+            rows = load_rows(file, job.shape, pool, job.is_unreadable) if file else None
+            if rows and not (strict and rows.unreadable):
+                advance(len(items))
             else:
-                into = Stored(file, job.shape) if file and writable else Memory(job.shape)
-                rows = _decoded(job, pool, into, strict, step)
-            found[split] = rows
+                rows = collect_rows(results(job), job.shape, file if writable else None)
+            decoded[split] = rows
     splits = {}
     unreadable: list[tuple[str, str]] = []
     digest = hashlib.sha256(json.dumps(source.classes).encode())
-    for split, (x, hashes, bad) in found.items():
+    for split, (x, hashes, bad) in decoded.items():
         names, labels = source.splits[split].names, source.splits[split].labels
-        there = [i for i in range(len(names)) if i not in bad]
-        y = torch.tensor([labels[i] for i in there], dtype=torch.int64)
-        splits[split] = Images(_tensor(x), y, tuple(names[i] for i in there))
+        good = [i for i in range(len(names)) if i not in bad]
+        y = torch.tensor([labels[i] for i in good], dtype=torch.int64)
+        splits[split] = Images(_tensor(x), y, tuple(names[i] for i in good))
         unreadable += [(names[i], reason) for i, reason in bad.items()]
         digest.update(f"{split} {x.shape}".encode() + b"".join(hashes) + y.numpy().tobytes())
     with blame(source.path):
-        check_losses(splits, source.classes, unreadable, limit)
+        _check_unreadable(splits, source.classes, unreadable, limit)
     return Decoded(
         splits,
         source.classes,
         size,
         fit,
         tuple(unreadable),
-        duplicates({s: zip(found[s].hashes, splits[s].files, strict=True) for s in splits}),
+        duplicates({s: zip(decoded[s].hashes, splits[s].files, strict=True) for s in splits}),
         digest.hexdigest(),
-        () if writable or not folder else (f"{folder} is read-only: nothing is kept there",),
+        () if writable or not folder else (f"{folder} is read-only: nothing is cached there",),
     )
+
+
+def duplicates(
+    splits: Mapping[str, Iterable[tuple[Hashable, str]]],
+) -> tuple[tuple[str, str], ...]:
+    """Return pairs (file, later file) of equal content in two splits, given (content, file).
+
+    A file is paired with the first equal file of every earlier split.
+    """
+    pairs: list[tuple[str, str]] = []
+    earlier: list[dict[Hashable, str]] = []
+    for files in splits.values():
+        current: dict[Hashable, str] = {}
+        for content, file in files:
+            pairs += [(other[content], file) for other in earlier if content in other]
+            current.setdefault(content, file)
+        earlier.append(current)
+    return tuple(pairs)
 
 
 def _check(fit: str, size: object, size_limit: object, workers: object, limit: float) -> None:
     if fit not in FITS:
         raise CovNormError(f"fit={fit!r}: {choices(fit, FITS)}")
-    least = {"size": SMALLEST, "size_limit": SMALLEST, "workers": 1}
-    for (what, n), value in zip(least.items(), (size, size_limit, workers), strict=True):
-        if value is not None and not (isinstance(value, int) and value >= n):
-            raise CovNormError(f"{what}={value!r}: give a whole number, {n} or more")
+    settings = (("size", size, MIN_SIDE), ("size_limit", size_limit, MIN_SIDE))
+    for name, value, least in (*settings, ("workers", workers, 1)):
+        if value is not None and not (isinstance(value, int) and value >= least):
+            raise CovNormError(f"{name}={value!r}: must be an integer, {least} or more")
     if not 0 <= limit <= 1:
-        raise CovNormError(f"limit={limit!r}: give a share from 0 to 1")
+        raise CovNormError(f"limit={limit!r}: must be a share from 0 to 1")
 
 
-def _automatic(source: Source, size_limit: int) -> int:
-    """The side that suits the training images."""
+def _check_unreadable(
+    splits: Mapping[str, Images],
+    classes: Sequence[str],
+    unreadable: Sequence[tuple[str, str]],
+    limit: float,
+) -> None:
+    bad = len(unreadable)
+    total = bad + sum(len(images.y) for images in splits.values())
+    examples = "; ".join(f"{file}: {reason}" for file, reason in unreadable[:3])
+    examples += f"; and {bad - 3} more" if bad > 3 else ""
+    if bad > limit * total:
+        raise CovNormError(
+            f"{bad} of {total} images cannot be read, more than {limit:.0%} (limit). Restore or "
+            f"remove them: {examples}"
+        )
+    left = {f"split {split!r}": len(images.y) for split, images in splits.items()}
+    counts = splits["train"].y.bincount(minlength=len(classes)).tolist()
+    left |= {f"class {c!r} in train": n for c, n in zip(classes, counts, strict=True)}
+    for group, n in left.items():
+        if n == 0:
+            raise CovNormError(f"{group} has no readable image. Add one. Unreadable: {examples}")
+
+
+def _automatic_size(source: Source, size_limit: int) -> int:
     train = source.splits["train"]
     sides = [] if train.pixels is None else [min(train.pixels.shape[1:3])]
     for i in range(0, 0 if sides else len(train), -(-len(train) // SAMPLE)):
-        with contextlib.suppress(CovNormError):  # told when it is decoded
+        with contextlib.suppress(ImageError):  # reported when it is decoded
             sides.append(min(image_size(source.folder / train.names[i])))
     side = 32 * math.ceil(statistics.median(sides or [size_limit]) / 32)
     return min(max(side, 64), size_limit)
@@ -160,15 +220,14 @@ def _cores() -> int:
 
 
 def _tensor(x: np.ndarray) -> Tensor:
-    with warnings.catch_warnings():  # see `mapped`
+    with warnings.catch_warnings():  # a map larger than all memory is read-only, see `open_rows`
         warnings.filterwarnings("ignore", message=".*not writable")
         return torch.from_numpy(x)
 
 
-# ── one split ───────────────────────────────────────────────────────────────────────────────────
+class _SplitJob(NamedTuple):
+    """The decoding of one split."""
 
-
-class _Job(NamedTuple):
     source: Source
     items: Items
     size: int
@@ -179,10 +238,10 @@ class _Job(NamedTuple):
         return len(self.items), 3, self.size, self.size
 
     def key(self) -> str:
-        """What the pixels come from: place, names, sizes and times of the files, in their order."""
+        """Hash what the pixels depend on: place, names, sizes and times of the files, in order."""
         from PIL import __version__ as decoder
 
-        # The place, because unpacked archives may agree in all the rest.
+        # The place is included, because copies of an archive may agree in everything else.
         path, rows = self.source.path.resolve(), self.items.pixels is not None
         start = [VERSION, decoder, self.size, self.fit, str(path), _stamp(path) if rows else None]
         key = hashlib.sha256(json.dumps(start).encode())
@@ -191,8 +250,8 @@ class _Job(NamedTuple):
             key.update(json.dumps([name, stamp]).encode())
         return key.hexdigest()[:32]
 
-    def read(self, i: int) -> tuple[np.ndarray, bytes] | str:
-        """One image (3, size, size) and its hash, or the reason why it cannot be read."""
+    def read(self, i: int) -> Row | ImageError:
+        """Return one image (3, size, size) and its hash, or why it cannot be read."""
         name, pixels = self.items.names[i], self.items.pixels
         try:
             if pixels is None:
@@ -200,34 +259,12 @@ class _Job(NamedTuple):
             else:
                 row = torch.from_numpy(np.ascontiguousarray(pixels[i])).permute(2, 0, 1)
                 image = fit_image(row.expand(3, -1, -1), self.size, self.fit)
-        except CovNormError as error:
-            return str(error).removeprefix(f"{name}: ")
-        return image.numpy(), hash_of(image.numpy())
+        except ImageError as error:
+            return error
+        return image.numpy(), pixel_hash(image.numpy())
 
-    def lost(self, i: int) -> bool:
-        """Whether an image cannot be read."""
-        return isinstance(self.read(i), str)
-
-
-def _decoded(
-    job: _Job,
-    pool: ThreadPoolExecutor,
-    into: Memory | Stored,
-    strict: bool,
-    step: Callable[[], None],
-) -> Rows:
-    hashes, bad = [], {}
-    with into:
-        for i, answer in enumerate(in_order(pool, job.read, len(job.items))):
-            if not isinstance(answer, str):
-                into.add(answer[0])
-                hashes.append(answer[1])
-            elif strict:
-                raise CovNormError(f"{job.source.path}: {job.items.names[i]}: {answer}")
-            else:
-                bad[i] = answer
-            step()
-        return Rows(into.finish(hashes, bad), hashes, bad)
+    def is_unreadable(self, i: int) -> bool:
+        return isinstance(self.read(i), ImageError)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

@@ -1,12 +1,12 @@
-"""Images as tensors: resizing, cropping, flipping, and their channel statistics.
+"""Images as tensors: resize, crop, flip, normalise, augment, and channel statistics.
 
-A single image is (3, h, w), uint8 until it is normalised. What is random draws from torch's
-global generator on the CPU, so one seed gives the same pictures on every device.
+A single image is (3, h, w), uint8 until it is normalised. Random operations draw from torch's
+global CPU generator, so one seed gives the same images on every device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,58 +17,99 @@ from torch import Tensor
 from ..errors import CovNormError, choices
 
 Statistics = tuple[list[float], list[float]]
-PADDINGS = ("zeros", "reflect")
+FITS = ("squash", "crop")
+FILLS = ("zeros", "reflect")
 
 
 def resize(image: Tensor, n: int) -> Tensor:
-    """The shorter side to n pixels: (c, h, w) → (c, h', w'), in the image's dtype.
+    """Resize the shorter side to n pixels: (c, h, w) → (c, h', w'), same dtype.
 
-    Bilinear with antialiasing, the longer side rounded down. uint8 on the CPU is Pillow's result
-    but for one level in a pixel of a hundred.
+    Bilinear with antialiasing; the longer side is rounded down. For uint8 on the CPU the result is
+    Pillow's, except that about one pixel in a hundred differs by one level.
     """
     _check_image(image)
     _check_size(n)
     h, w = image.shape[-2:]
     if min(h, w) == n:
         return image
-    size = (n, n * w // h) if h <= w else (n * h // w, n)
-    # torch has Pillow's own arithmetic for bytes, rounding between its passes, on the CPU alone.
+    # Only on the CPU does torch resize bytes with Pillow's arithmetic, which rounds twice.
     native = image.dtype == torch.uint8 and image.device.type == "cpu"
     x = image if native or image.is_floating_point() else image.float()
-    out = F.interpolate(x[None], size=size, mode="bilinear", antialias=True)[0]
-    return out if out.dtype == image.dtype else out.round_().to(image.dtype)
+    out = _interpolate(x[None], (n, n * w // h) if h <= w else (n * h // w, n))[0]
+    return out if out.dtype == image.dtype else out.round().to(image.dtype)
 
 
 def centre_crop(image: Tensor, n: int) -> Tensor:
-    """The middle n × n pixels: (…, h, w) → (…, n, n). Half a pixel goes to the even offset."""
-    h, w = _room(image, n)
+    """Crop the middle n × n pixels: (…, h, w) → (…, n, n). Half offsets round to even."""
+    h, w = _margins(image, n)
     top, left = round(h / 2), round(w / 2)
     return image[..., top : top + n, left : left + n]
 
 
 def random_crop(image: Tensor, n: int) -> Tensor:
-    """n × n pixels from anywhere, each place as likely: (…, h, w) → (…, n, n)."""
-    h, w = _room(image, n)
+    """Crop n × n pixels at a uniformly random position: (…, h, w) → (…, n, n)."""
+    h, w = _margins(image, n)
     top, left = int(torch.randint(h + 1, ())), int(torch.randint(w + 1, ()))
     return image[..., top : top + n, left : left + n]
 
 
 def random_flip(image: Tensor, p: float = 0.5) -> Tensor:
-    """Left and right exchanged with probability p: (…, h, w) → (…, h, w)."""
+    """Flip left and right with probability p: (…, h, w) → (…, h, w)."""
     return image.flip(-1) if float(torch.rand(())) < p else image
 
 
-def normalise(image: Tensor, mean: Iterable[float], std: Iterable[float]) -> Tensor:
-    """``(x / 255 - mean) / std`` by channel: uint8 (3, h, w) → float32 (3, h, w)."""
-    m, s = torch.tensor([list(mean), list(std)], dtype=torch.float32)[:, :, None, None]
-    return (image.float() / 255 - m) / s
+def fit_image(image: Tensor, size: int, fit: str = "squash") -> Tensor:
+    """Resize to a square: uint8 (3, h, w) → uint8 (3, size, size), bilinear with antialiasing.
+
+    "squash" uses the whole image and changes its aspect ratio. "crop" uses the square in its
+    middle.
+    """
+    if fit not in FITS:
+        raise CovNormError(f"fit={fit!r}: {choices(fit, FITS)}")
+    if fit == "crop":  # before resizing, so that a long strip does not grow
+        image = centre_crop(image, min(image.shape[-2:]))
+    return _interpolate(image[None].contiguous(), (size, size))[0].contiguous()
+
+
+def normalise(
+    images: Tensor, mean: float | Sequence[float], std: float | Sequence[float]
+) -> Tensor:
+    """Return ``(x / 255 - mean) / std`` per channel as float32: (…, 3, h, w) → (…, 3, h, w)."""
+    shift, scale = (
+        torch.as_tensor(v, dtype=torch.float32, device=images.device).reshape(-1, 1, 1)
+        for v in (mean, std)
+    )
+    return (images.float() / 255 - shift) / scale
+
+
+def prepare(
+    images: Tensor,
+    size: int,
+    mean: float | Sequence[float],
+    std: float | Sequence[float],
+    *,
+    channels_last: bool = False,
+) -> Tensor:
+    """Resize and normalise a batch: uint8 (n, 3, h, w) → float32 (n, 3, size, size).
+
+    Bilinear with antialiasing, without rounding in between. `mean` and `std` are on a scale of 0
+    to 1, one number for all channels or one per channel.
+    """
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+        raise CovNormError(
+            f"images are {images.dtype} {tuple(images.shape)}: must be uint8 (n, 3, h, w), "
+            "as load_sample returns them"
+        )
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    x = _interpolate(images.float(), (size, size))
+    return normalise(x, mean, std).contiguous(memory_format=layout)
 
 
 def channel_statistics(images: Iterable[Tensor]) -> Statistics:
-    """Mean and standard deviation of each channel, over every pixel of uint8 images (3, h, w).
+    """Return mean and standard deviation per channel over all pixels of uint8 images (3, h, w).
 
-    On a scale of 0 to 1, as `normalise` wants them. The sums are whole numbers, so nothing rounds
-    before the last division and the order of the images does not matter.
+    They are on a scale of 0 to 1, as `normalise` needs them. The sums are integers, so the result
+    does not depend on the order of the images.
     """
     n, sums, squares = 0, [0, 0, 0], [0, 0, 0]
     for image in images:
@@ -82,22 +123,22 @@ def channel_statistics(images: Iterable[Tensor]) -> Statistics:
         sums = [a + b for a, b in zip(sums, x.sum(1).tolist(), strict=True)]
         squares = [a + b for a, b in zip(squares, (x * x).sum(1).tolist(), strict=True)]
     if n == 0:
-        raise CovNormError("mean and std of no images: give at least one")
+        raise CovNormError("no images to compute mean and std from. Pass at least one.")
     mean = [s / (255 * n) for s in sums]
     variance = [(n * q - s * s) / (255 * n) ** 2 for s, q in zip(sums, squares, strict=True)]
     return mean, [v**0.5 for v in variance]
 
 
-def check_statistics(entry: Any, what: str) -> Statistics:
-    """Mean and std of ``{"mean": [r, g, b], "std": [r, g, b]}``, or an error that names `what`."""
+def check_statistics(entry: Any, where: str) -> Statistics:
+    """Return mean and std of ``{"mean": [r, g, b], "std": [r, g, b]}``; errors name `where`."""
     try:
         values = torch.tensor([list(entry["mean"]), list(entry["std"])], dtype=torch.float64)
     except (TypeError, KeyError, ValueError, RuntimeError) as error:
-        raise CovNormError(f"{what}: need {{'mean': [r, g, b], 'std': [r, g, b]}}") from error
+        raise CovNormError(f"{where}: must be {{'mean': [r, g, b], 'std': [r, g, b]}}") from error
     if values.shape != (2, 3) or not values.isfinite().all() or (values[1] <= 0).any():
         raise CovNormError(
-            f"{what}: mean and std are {values.tolist()}: need three finite numbers each, and "
-            "std above 0; a channel that never varies needs statistics= by hand"
+            f"{where}: mean and std are {values.tolist()}: both must be three finite numbers, "
+            "with std above 0. If a channel never varies, set statistics= yourself."
         )
     mean, std = values.tolist()
     return mean, std
@@ -105,7 +146,7 @@ def check_statistics(entry: Any, what: str) -> Statistics:
 
 @dataclass(frozen=True)
 class Rule:
-    """How an image becomes the network's input: shorter side, crop, and what training varies."""
+    """How an image becomes the input of the network: shorter side, crop, and augmentation."""
 
     resize: int = 72
     crop: int = 64
@@ -113,7 +154,7 @@ class Rule:
     flip: bool = True
 
     def __call__(self, image: Tensor, train: bool) -> Tensor:
-        """uint8 (3, h, w) → uint8 (3, crop, crop); at random where `train`, else the centre."""
+        """Transform uint8 (3, h, w) → (3, crop, crop), randomly if `train`, else at the centre."""
         image = resize(image, self.resize)
         crop = random_crop if train and self.random_crop else centre_crop
         image = crop(image, self.crop)
@@ -122,16 +163,16 @@ class Rule:
 
 @dataclass(frozen=True)
 class Augment:
-    """Augmentation of a batch: a crop and a flip of its own for every sample.
+    """Random crop and flip of a batch, drawn separately for every sample.
 
-    ``Augment(crop=64)`` or, for images that are small already, ``Augment(padding=4)``; an
-    instance goes to a training loop as ``augment=``.
+    Use ``Augment(crop=64)``, or ``Augment(padding=4)`` if the images are small already. Pass an
+    instance to a training loop as ``augment=``.
 
     Args:
-        crop: side of the result in pixels; None keeps the images' size, for use with padding.
+        crop: side of the result in pixels; None keeps the size of the images, for use with padding.
         padding: pixels added on each side before the crop.
-        fill: what they are: "zeros" or "reflect" (the edge itself is not repeated).
-        flip: probability of exchanging left and right; 0 for digits, letters and traffic signs.
+        fill: the padding: "zeros", or "reflect", which does not repeat the edge itself.
+        flip: probability of a left-right flip; use 0 for digits, letters and traffic signs.
     """
 
     crop: int | None = None
@@ -143,24 +184,22 @@ class Augment:
         if self.crop is not None:
             _check_size(self.crop)
         if not isinstance(self.padding, int) or self.padding < 0:
-            raise CovNormError(
-                f"padding={self.padding!r}: give a whole number of pixels, 0 or more"
-            )
-        if self.fill not in PADDINGS:
-            raise CovNormError(f"fill={self.fill!r}: {choices(self.fill, PADDINGS)}")
+            raise CovNormError(f"padding={self.padding!r}: must be an integer, 0 or more")
+        if self.fill not in FILLS:
+            raise CovNormError(f"fill={self.fill!r}: {choices(self.fill, FILLS)}")
         if not 0 <= self.flip <= 1:
-            raise CovNormError(f"flip={self.flip!r}: give a probability between 0 and 1")
+            raise CovNormError(f"flip={self.flip!r}: must be a probability between 0 and 1")
 
     def __call__(self, images: Tensor) -> Tensor:
-        """(n, c, h, w) → (n, c, crop, crop); any dtype and device, channels_last is kept."""
+        """Augment (n, c, h, w) → (n, c, crop, crop). Dtype, device and channels_last are kept."""
         if images.ndim != 4:
-            raise CovNormError(f"images are {tuple(images.shape)}, a batch is (n, c, h, w)")
+            raise CovNormError(f"images are {tuple(images.shape)}: must be a batch (n, c, h, w)")
         n, c, h, w = images.shape
-        rows, cols = self._places(n, h, "high"), self._places(n, w, "wide")
+        rows, cols = self._positions(n, h, "high"), self._positions(n, w, "wide")
         cols = torch.where(torch.rand(n, 1) < self.flip, cols.flip(1), cols)
         rows, in_h = self._inside(rows, h)
         cols, in_w = self._inside(cols, w)
-        # One gather does crop, flip and padding: faster than a loop of slices, and in any dtype.
+        # One gather does crop, flip and padding. It is faster than a loop and works in any dtype.
         index = (rows[:, :, None] * w + cols[:, None, :]).flatten(1).to(images.device)
         out = images.reshape(n, c, h * w).gather(2, index[:, None].expand(-1, c, -1))
         out = out.unflatten(2, (rows.shape[1], cols.shape[1]))
@@ -172,23 +211,23 @@ class Augment:
             return out.contiguous(memory_format=torch.channels_last)
         return out
 
-    def _places(self, n: int, side: int, word: str) -> Tensor:
-        """Pixels that each sample takes along one side (n, crop): from -padding to side+padding."""
+    def _positions(self, n: int, side: int, direction: str) -> Tensor:
+        """Return the pixels of each sample along one side, (n, crop), from -padding on."""
         size = side if self.crop is None else self.crop
         room = side + 2 * self.padding - size
         if room < 0:
             raise CovNormError(
-                f"crop={size} does not fit into images {side} pixels {word} with padding "
-                f"{self.padding}: take a smaller crop or more padding"
+                f"crop={size} does not fit into images {side} pixels {direction} with padding "
+                f"{self.padding}. Use a smaller crop or more padding."
             )
         if self.fill == "reflect" and self.padding >= side:
             raise CovNormError(
-                f"padding={self.padding} cannot reflect images {side} pixels {word}: take less"
+                f"padding={self.padding} cannot reflect images {side} pixels {direction}. Use less."
             )
         return torch.randint(room + 1, (n, 1)) - self.padding + torch.arange(size)
 
     def _inside(self, index: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Indices brought into the image, and which of them were there before."""
+        """Map positions into the image, and return which of them already were inside."""
         inside = (index >= 0) & (index < side)
         if self.fill == "reflect":
             index = index.abs()
@@ -196,20 +235,28 @@ class Augment:
         return index.clamp(0, side - 1), inside
 
 
+def _interpolate(x: Tensor, size: tuple[int, int]) -> Tensor:
+    if x.shape[-2:] == size:
+        return x
+    return F.interpolate(x, size=size, mode="bilinear", antialias=True)
+
+
 def _check_image(image: Tensor) -> None:
     if image.ndim != 3 or 0 in image.shape:
-        raise CovNormError(f"an image is {tuple(image.shape)}, need (c, h, w)")
+        raise CovNormError(f"an image is {tuple(image.shape)}: must be (c, h, w)")
 
 
 def _check_size(n: object) -> None:
     if not isinstance(n, int) or n < 1:
-        raise CovNormError(f"size {n!r}: give a whole number of pixels, 1 or more")
+        raise CovNormError(f"size {n!r}: must be an integer number of pixels, 1 or more")
 
 
-def _room(image: Tensor, n: int) -> tuple[int, int]:
-    """How many pixels are left over by an n × n crop, downwards and to the right."""
+def _margins(image: Tensor, n: int) -> tuple[int, int]:
+    """Return the pixels left over by an n × n crop, vertically and horizontally."""
     _check_size(n)
     h, w = image.shape[-2:]
     if min(h, w) < n:
-        raise CovNormError(f"an image of {h} × {w} has no crop of {n} × {n}: resize it first")
+        raise CovNormError(
+            f"an image of {h} × {w} is too small for a crop of {n}. Resize it first."
+        )
     return h - n, w - n

@@ -1,4 +1,4 @@
-"""Batches of a backbone's inputs out of decoded images."""
+"""Batches of network inputs from decoded images."""
 
 from __future__ import annotations
 
@@ -8,30 +8,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .images import normalise
 
-def as_input(images: Tensor, how: Mapping[str, Any]) -> Tensor:
-    """``(x / 255 - mean) / std``: uint8 (n, 3, h, w) → float32, channels last (faster convs)."""
-    mean, std = (torch.tensor(how[k], dtype=torch.float32)[:, None, None] for k in ("mean", "std"))
-    return ((images.float() / 255 - mean) / std).contiguous(memory_format=torch.channels_last)
+
+def as_input(images: Tensor, preprocessing: Mapping[str, Any]) -> Tensor:
+    """Return ``(x / 255 - mean) / std``: uint8 (n, 3, h, w) → float32, channels last."""
+    x = normalise(images, preprocessing["mean"], preprocessing["std"])
+    return x.contiguous(memory_format=torch.channels_last)  # faster convolutions
 
 
 class Batches:
-    """(images, labels) again and again: images (n, 3, h, w) and labels (n,) in parts of `size`.
+    """A loader of (images, labels), from images (n, 3, h, w) and labels (n,).
 
-    Shuffled ones draw from torch's random numbers, anew each time. The images may be a memory map:
-    only a batch at a time is read. `progress` is called with (images so far, of how many).
+    `size` is the batch size. With `shuffle`, every iteration draws a new order from torch's random
+    numbers. The images may be a memory map: only one batch at a time is read. `progress` is called
+    with (images done, total).
     """
 
     def __init__(
         self,
         images: Tensor,
         labels: Tensor,
-        how: Mapping[str, Any],
+        preprocessing: Mapping[str, Any],
         size: int = 32,
         shuffle: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        self.images, self.labels, self.how = images, labels, how
+        self.images, self.labels, self.preprocessing = images, labels, preprocessing
         self.size, self.shuffle, self.progress = size, shuffle, progress
 
     def __len__(self) -> int:
@@ -43,6 +46,6 @@ class Batches:
         done = 0
         for part in order.split(self.size):
             done += len(part)
-            yield as_input(self.images[part], self.how), self.labels[part]
+            yield as_input(self.images[part], self.preprocessing), self.labels[part]
             if self.progress is not None:
                 self.progress(done, n)

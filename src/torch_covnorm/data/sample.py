@@ -1,18 +1,16 @@
-"""Small real domains that come with the package, for tests, benchmarks and the demo.
+"""Small real datasets that come with the package, for tests, benchmarks and the demo.
 
-Where they come from and under which licences: ``samples/LICENSES.md``. How they were made:
-``tools/make_samples.py``.
+Sources and licences: ``samples/LICENSES.md``. Script that made them: ``tools/make_samples.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..errors import CovNormError, choices
 
@@ -20,9 +18,9 @@ SAMPLES = ("fashion", "digits", "sketches", "clipart")
 
 
 class Sample(NamedTuple):
-    """A domain's images x: uint8 (n, 3, h, w), labels y: int64 (n,), and the names of the labels.
+    """Images x: uint8 (n, 3, h, w), labels y: int64 (n,), and the class names.
 
-    They come in rounds of one image a class, so the first k are balanced too.
+    The images are ordered in rounds of one per class, so any first part is balanced too.
     """
 
     x_train: Tensor
@@ -33,7 +31,7 @@ class Sample(NamedTuple):
 
 
 def load_sample(name: str) -> Sample:
-    """One of `SAMPLES`. Grey images come as three equal channels.
+    """Load one of `SAMPLES`. Grey images have three equal channels.
 
     ========  =======================  =======  =============  ======
     name      images                   classes  train, test    h, w
@@ -45,18 +43,11 @@ def load_sample(name: str) -> Sample:
     ========  =======================  =======  =============  ======
     """
     if name not in SAMPLES:
-        raise CovNormError(f"no sample {name!r}; {choices(name, SAMPLES)}")
-    import numpy as np
-
+        raise CovNormError(f"no sample {name!r}: {choices(name, SAMPLES)}")
     with np.load(Path(__file__).with_name("samples") / f"{name}.npz", allow_pickle=False) as file:
-        arrays = {key: file[key] for key in file.files}
-    return Sample(
-        _rgb(torch.from_numpy(arrays["x_train"])),
-        torch.from_numpy(arrays["y_train"]).long(),
-        _rgb(torch.from_numpy(arrays["x_test"])),
-        torch.from_numpy(arrays["y_test"]).long(),
-        tuple(arrays["classes"].tolist()),
-    )
+        x_train, x_test = (_rgb(torch.from_numpy(file[key])) for key in ("x_train", "x_test"))
+        y_train, y_test = (torch.from_numpy(file[key]).long() for key in ("y_train", "y_test"))
+        return Sample(x_train, y_train, x_test, y_test, tuple(file["classes"].tolist()))
 
 
 def _rgb(images: Tensor) -> Tensor:
@@ -64,28 +55,3 @@ def _rgb(images: Tensor) -> Tensor:
     if images.ndim == 3:
         images = images[..., None].expand(-1, -1, -1, 3)
     return images.permute(0, 3, 1, 2).contiguous()
-
-
-def prepare(
-    images: Tensor,
-    size: int,
-    mean: float | Sequence[float],
-    std: float | Sequence[float],
-    *,
-    channels_last: bool = False,
-) -> Tensor:
-    """What a backbone reads: (resize(x)/255 − mean)/std, float32 (n, 3, size, size).
-
-    ``images`` is uint8 (n, 3, h, w); ``mean`` and ``std`` are in units of [0, 1], one number or one
-    a channel. Bilinear; when it shrinks, each pixel averages all that it covers (antialiased).
-    """
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        found = f"{images.dtype} {tuple(images.shape)}"
-        raise CovNormError(f"images are {found}; give uint8 (n, 3, h, w), as load_sample does")
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    x = images.float()
-    if images.shape[2:] != (size, size):
-        x = functional.interpolate(x, size=(size, size), mode="bilinear", antialias=True)
-    shift = torch.as_tensor(mean, dtype=torch.float32, device=x.device).reshape(-1, 1, 1)
-    scale = torch.as_tensor(std, dtype=torch.float32, device=x.device).reshape(-1, 1, 1)
-    return ((x / 255 - shift) / scale).contiguous(memory_format=layout)

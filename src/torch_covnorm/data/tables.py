@@ -1,4 +1,4 @@
-"""Labelled images as a table: a .csv of paths, or an .npz of arrays."""
+"""Read tables of labelled images: a .csv of paths, or an .npz of arrays."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import CovNormError, choices
-from .convention import CONVENTION, ENDINGS, SMALLEST, SYNONYMS, Found, ending_of
-from .splits import SPLITS, Part, few
+from .image_files import MIN_SIDE, has_image_ending
+from .splits import SPLITS, SYNONYMS, Contents, Part, first_few
 
 COLUMNS = {
     "path": ("path", "file", "filename", "image"),
@@ -21,15 +21,17 @@ COLUMNS = {
 }
 
 
-def read_csv(path: Path) -> Found:
-    """Rows of path, label and maybe split."""
+def read_csv(path: Path) -> Contents:
+    """Read rows of path, label and optionally split."""
     lines = _lines(path)
+    if not lines:
+        return Contents({}, [], ["the file is empty"])
     columns, width, header = _columns(lines)
     rows: dict[tuple[str, str], tuple[str, int]] = {}  # (split, path): label, line
     bad, repeated = [], 0
     for line, cells in lines[header:]:
-        row = {what: cells[i] if i < len(cells) else "" for what, i in columns.items()}
-        missing = [what for what, cell in row.items() if not cell]
+        row = {column: cells[i] if i < len(cells) else "" for column, i in columns.items()}
+        missing = [column for column, cell in row.items() if not cell]
         label = unicodedata.normalize("NFC", row["label"])
         split = SYNONYMS.get(row.get("split", "train").casefold(), "")
         before = rows.get((split, row["path"]))
@@ -47,34 +49,34 @@ def read_csv(path: Path) -> Found:
             rows[split, row["path"]] = label, line
     if bad:
         more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        raise CovNormError("; ".join(bad[:3]) + more + ": correct or remove these lines")
+        raise CovNormError("; ".join(bad[:3]) + more + ". Correct or remove these lines.")
     parts = {s: Part([], []) for s in SPLITS}
     for (split, name), (label, _) in rows.items():
         parts[split].names.append(name)
         parts[split].classes.append(label)
     notes = [f"ignored: lines that repeat another ({repeated})"] if repeated else []
-    return Found(parts, sorted(set(parts["train"].classes)), notes)
+    return Contents(parts, sorted(set(parts["train"].classes)), notes)
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
-    """Line numbers and cells of every row that is not blank."""
+    """Return line number and cells of every row that is not blank."""
     data = path.read_bytes()
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise CovNormError(f"line {line} is no UTF-8 text: save the file as UTF-8") from None
+        raise CovNormError(f"line {line} is not UTF-8 text. Save the file as UTF-8.") from None
     sample = text[:50_000].splitlines()[:50]
 
     def regular(separator: str) -> int:
-        """How many rows of the sample have the width of the first, if that is two or more."""
+        """Return how many rows of the sample are as wide as the first, if that is two or more."""
         widths = [len(row) for row in csv.reader(sample, delimiter=separator) if row]
         return widths.count(widths[0]) if widths and widths[0] > 1 else 0
 
     line = 1
     try:
-        # A comma is likelier to stand inside a name than the others: it must be more regular.
+        # The comma is last and loses ties, because it also occurs inside names.
         reader = csv.reader(
             io.StringIO(text, newline=""),
             delimiter=max("\t;,", key=regular),
@@ -87,26 +89,28 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
                 rows.append((line, [cell.strip() for cell in cells]))
             line = reader.line_num + 1
     except csv.Error as error:
-        raise CovNormError(f"the row of line {line} is no .csv ({error}): correct it") from None
+        raise CovNormError(
+            f"the row at line {line} is not valid .csv ({error}). Correct it."
+        ) from None
     return rows
 
 
 def _columns(lines: list[tuple[int, list[str]]]) -> tuple[dict[str, int], int, int]:
-    """Where path, label and split are, of how many columns, below how many lines of header."""
-    if not lines:
-        raise CovNormError(f"is empty: {CONVENTION}")
+    """Return {column: index}, the number of columns, and the number of header lines."""
     first = [cell.casefold() for cell in lines[0][1]]
-    places = {
-        what: next((first.index(name) for name in names if name in first), -1)
-        for what, names in COLUMNS.items()
+    columns = {
+        column: next(first.index(name) for name in names if name in first)
+        for column, names in COLUMNS.items()
+        if set(names) & set(first)
     }
-    found = {what: place for what, place in places.items() if place >= 0}
-    if {"path", "label"} <= found.keys():
-        return found, len(first), 1
+    if {"path", "label"} <= columns.keys():
+        return columns, len(first), 1
     second = lines[1][1] if len(lines) > 1 else lines[0][1]
-    if ending_of(first[0]) not in ENDINGS and any(ending_of(cell) in ENDINGS for cell in second):
-        path, label = ("one of " + ", ".join(COLUMNS[what]) for what in ("path", "label"))
-        raise CovNormError(f"line 1 has no name that is known: call a column {path}; and {label}")
+    if not has_image_ending(first[0]) and any(map(has_image_ending, second)):
+        path, label = (" or ".join(COLUMNS[column]) for column in ("path", "label"))
+        raise CovNormError(
+            f"line 1 has no known column names. Name one column {path}, and another {label}."
+        )
     width = max(2, min(3, max(len(cells) for _, cells in lines)))
     return dict(zip(COLUMNS, range(width), strict=False)), width, 0
 
@@ -114,13 +118,13 @@ def _columns(lines: list[tuple[int, list[str]]]) -> tuple[dict[str, int], int, i
 # ── .npz ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_npz(path: Path) -> Found:
-    """Arrays of images and labels by split."""
+def read_npz(path: Path) -> Contents:
+    """Read arrays of images and labels by split."""
     arrays = _arrays(path)
     listed = arrays.pop("classes", None)
     known = None if listed is None else _class_names("classes", listed)
     if known and len(set(known)) < len(known):
-        raise CovNormError("classes has a name twice: give every class its own")
+        raise CovNormError("classes contains a name twice. Give every class a different name.")
     keys = {split: f"_{split}" for split in SPLITS}
     if "x_train" not in arrays:
         keys["train"] = ""  # x and y
@@ -130,63 +134,64 @@ def read_npz(path: Path) -> Found:
         if x is None and y is None:
             continue
         if x is None or y is None:
-            raise CovNormError(f"has {'y' if x is None else 'x'}{key} alone: x needs its y")
+            here, missing = ("y", "x") if x is None else ("x", "y")
+            raise CovNormError(f"has {here}{key} but no {missing}{key}. Add it.")
         pixels, names = _pixels(f"x{key}", x), _class_names(f"y{key}", y, known)
         if len(pixels) != len(names):
             raise CovNormError(
-                f"x{key} has {len(pixels)} rows and y{key} {len(names)}: they must agree"
+                f"x{key} has {len(pixels)} rows but y{key} has {len(names)}. They must match."
             )
         parts[split] = Part([f"x{key}[{i}]" for i in range(len(names))], names, pixels)
         if known is None and split == "train":
             classes = sorted(set(names), key=str if y.dtype.kind in "US" else int)
-    notes = [f"ignored: arrays {few(sorted(arrays))}"] if arrays else []
-    return Found(parts, classes, notes)
+    notes = [f"ignored: arrays {first_few(sorted(arrays))}"] if arrays else []
+    return Contents(parts, classes, notes)
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
-    """Every array of the archive. Arrays of objects are refused: they could run code."""
+    """Return every array of the file. Arrays of objects are an error: they could run code."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
             return {key: file[key] for key in file.files}
     except OSError:
         raise
-    except Exception as error:  # damaged bytes make zipfile and numpy raise nearly anything
+    except Exception as error:  # zipfile and numpy raise many types for damaged bytes
         raise CovNormError(
-            f"cannot be read ({error}): save plain arrays of numbers with numpy.savez"
+            f"cannot be read ({error}). Save plain arrays of numbers with numpy.savez."
         ) from error
 
 
 def _pixels(key: str, x: np.ndarray) -> np.ndarray:
-    """uint8 (n, h, w, 1) or (n, h, w, 3)."""
+    """Return the images as uint8 (n, h, w, 1) or (n, h, w, 3)."""
     if x.ndim == 3:
         x = x[..., None]
     elif x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] not in (1, 3):
         x = np.moveaxis(x, 1, 3)
-    if x.ndim != 4 or x.shape[3] not in (1, 3) or min(x.shape[1:3]) < SMALLEST:
+    if x.ndim != 4 or x.shape[3] not in (1, 3) or min(x.shape[1:3]) < MIN_SIDE:
         raise CovNormError(
-            f"{key} has shape {x.shape}: give (n, h, w), (n, h, w, 1), (n, h, w, 3) or "
-            f"(n, 3, h, w), with {SMALLEST} pixels or more on a side"
+            f"{key} has shape {x.shape}: must be (n, h, w), (n, h, w, 1), (n, h, w, 3) or "
+            f"(n, 3, h, w), with {MIN_SIDE} pixels or more per side"
         )
     if x.dtype.kind == "f":
         low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
-        if not (low >= 0 and high <= 1):  # nor NaN
+        if not (low >= 0 and high <= 1):  # or NaN
             raise CovNormError(
-                f"{key} has numbers from {low:.4g} to {high:.4g}: floats must lie in [0, 1]: "
-                "scale them, or give uint8"
+                f"{key} has values from {low:.4g} to {high:.4g}: floats must be in [0, 1]. "
+                "Scale them, or use uint8."
             )
         scaled = np.empty(x.shape, np.uint8)
-        for row, to in zip(x, scaled, strict=True):  # a float copy of all could be too much
+        for row, to in zip(x, scaled, strict=True):  # row by row, to save memory
             to[:] = np.rint(row.astype(np.float32) * 255)
         return scaled
     if x.dtype != np.uint8:
-        raise CovNormError(f"{key} is {x.dtype}: give uint8 from 0 to 255, or floats in [0, 1]")
+        raise CovNormError(f"{key} is {x.dtype}: must be uint8 from 0 to 255, or floats in [0, 1]")
     return x
 
 
 def _class_names(key: str, y: np.ndarray, known: list[str] | None = None) -> list[str]:
-    """The class of every row: a label is its name, or a number, which is a place in `known`."""
+    """Return the class name of every row. Labels are names, or indices into `known` if given."""
     if y.dtype.kind not in "iubUS" or y.ndim == 0 or y.shape[1:] not in ((), (1,)):
-        raise CovNormError(f"{key} is {y.dtype} {y.shape}: give whole numbers or strings (n,)")
+        raise CovNormError(f"{key} is {y.dtype} {y.shape}: must be integers or strings (n,)")
     y = np.char.decode(y, "utf-8") if y.dtype.kind == "S" else y
     values = (y.astype(np.uint8) if y.dtype.kind == "b" else y).reshape(-1).tolist()
     if known is None:
@@ -197,6 +202,6 @@ def _class_names(key: str, y: np.ndarray, known: list[str] | None = None) -> lis
     wrong = sorted(set(values) - names.keys())
     if wrong:
         raise CovNormError(
-            f"{key} has label {few(wrong)}, which is none of the {len(known)} classes"
+            f"{key} has label {first_few(wrong)}, which is not one of the {len(known)} classes"
         )
     return [names[value] for value in values]

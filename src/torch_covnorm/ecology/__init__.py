@@ -1,4 +1,4 @@
-"""An ecology: a folder with one backbone, many domains, and what they share."""
+"""The store: a folder with one backbone, many domains, and the bases that they share."""
 
 from __future__ import annotations
 

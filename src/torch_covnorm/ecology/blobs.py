@@ -1,6 +1,6 @@
 """Files that are named by their content and never change: ``sha256.json``, ``sha256.safetensors``.
 
-What a manifest does not name is garbage: of a process that was killed, or of a domain that is gone.
+A blob that the manifest does not name is garbage, left by a killed process or a removed domain.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Container, Iterator
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 from torch import Tensor
@@ -28,13 +29,13 @@ class Blobs:
         self.folder = folder
 
     def path(self, blob: str) -> Path:
-        """Where a blob is; a name that is none is refused, so it cannot lead elsewhere."""
+        """Return the path of a blob; refuse any other name, so that none can lead elsewhere."""
         if not isinstance(blob, str) or not BLOB.fullmatch(blob):
-            raise CovNormError(f"{self.folder}: {blob!r} is no name of a blob")
+            raise CovNormError(f"{self.folder}: {blob!r} is not the name of a blob")
         return self.folder / blob
 
     def write(self, data: bytes, ending: str) -> str:
-        """Keep these bytes; returns their name. A damaged file of that name is replaced."""
+        """Store bytes and return their blob name. A damaged file of that name is replaced."""
         blob = f"{hashlib.sha256(data).hexdigest()}.{ending}"
         file = self.path(blob)
         with blame(file):
@@ -45,51 +46,51 @@ class Blobs:
             write_file(file, data)
         return blob
 
-    def write_record(self, format_: str, record: dict) -> str:
-        """Keep plain JSON."""
+    def write_record(self, format_: str, record: dict[str, Any]) -> str:
+        """Store plain JSON and return its blob name."""
         return self.write(sealed(format_, record), "json")
 
     def write_tensors(self, tensors: dict[str, Tensor]) -> str:
-        """Keep tensors by name."""
+        """Store named tensors and return their blob name."""
         return self.write(safetensors.torch.save(tensors), "safetensors")
 
     def read(self, blob: str) -> bytes:
-        """The bytes of a blob, as its name says."""
+        """Return the bytes of a blob, checked against its name."""
         file = self.path(blob)
         with blame(file):
             return read_whole(file, file.stem)
 
-    def read_record(self, blob: str, format_: str) -> dict:
-        """What `write_record` was given."""
+    def read_record(self, blob: str, format_: str) -> dict[str, Any]:
+        """Return what `write_record` was given."""
         data = self.read(blob)
         with blame(self.path(blob)):
             return unsealed(data, format_)
 
     def read_tensors(self, blob: str) -> dict[str, Tensor]:
-        """What `write_tensors` was given."""
+        """Return what `write_tensors` was given."""
         data = self.read(blob)
         with blame(self.path(blob)):
-            # Names, dtypes, offsets and raw numbers: no code to run, and the bytes are as written.
+            # safetensors holds names, dtypes, offsets and raw numbers: there is no code to run.
             return safetensors.torch.load(data)
 
     def size(self, blob: str) -> int:
-        """How many bytes a blob has."""
+        """Return the number of bytes of a blob."""
         with blame(self.path(blob)):
             return self.path(blob).stat().st_size
 
     def names(self) -> set[str]:
-        """All blobs that are there."""
+        """Return the names of all blobs in the folder."""
         return {file.name for file in self._files() if BLOB.fullmatch(file.name)}
 
     def sweep(self, kept: Container[str]) -> None:
-        """Remove what is not kept; files that are no blobs stay.
+        """Remove the blobs that are not in `kept`, and leave files that are not blobs alone.
 
-        What cannot be removed harms nobody: it goes with a later change.
+        What cannot be removed now is harmless, and a later change removes it.
         """
         with contextlib.suppress(OSError):
             for file in list(self._files()):
-                blob = BLOB.fullmatch(file.name) and file.name not in kept
-                if blob or TEMPORARY.fullmatch(file.name):
+                unused = BLOB.fullmatch(file.name) and file.name not in kept
+                if unused or TEMPORARY.fullmatch(file.name):
                     file.unlink(missing_ok=True)
 
     def _files(self) -> Iterator[Path]:

@@ -91,7 +91,7 @@ def add_config(
     dtype = dtype or DTYPE
     known = METHODS[method].options if method in METHODS else {}
     if dtype not in (*PRECISIONS, SMALLEST):
-        raise CovNormError(f"dtype={dtype!r}: {choices(dtype, (*PRECISIONS, SMALLEST))}")
+        raise CovNormError(f"dtype={dtype!r}: choose {', '.join(PRECISIONS)} or {SMALLEST}")
     if dtype == SMALLEST and "dtype" not in known and method in METHODS:
         raise CovNormError(
             f"dtype={SMALLEST!r} is for method 'covnorm' with max_drop: choose "

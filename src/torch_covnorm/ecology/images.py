@@ -1,10 +1,12 @@
-"""The images of a domain: decoded once, kept in the ecology's cache."""
+"""The images of a domain, decoded once and kept in the ecology's cache."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..data.decode import Decoded, decode
 from ..data.source import Source, read_source
@@ -14,26 +16,15 @@ from .store import Ecology
 
 
 def decode_for(
-    ecology: Ecology,
-    source: Source,
-    size: int | None = None,
-    fit: str = "squash",
-    *,
-    strict: bool = False,
-    limit: float = 0.05,
-    progress: Callable[[int, int], None] | None = None,
+    ecology: Ecology, source: Source, size: int | None = None, fit: str = "squash", **options: Any
 ) -> Decoded:
-    """The images of a source as the ecology's backbone may read them: at most of its own size."""
-    return decode(
-        source,
-        size,
-        fit,
-        size_limit=ecology.backbone["preprocessing"]["size"],
-        cache=ecology.folder / "cache",
-        strict=strict,
-        limit=limit,
-        progress=progress,
-    )
+    """Decode a source for the ecology's backbone, at most at the backbone's size.
+
+    options: `strict`, `limit` and `progress` of `decode`.
+    """
+    limit = ecology.backbone["preprocessing"]["size"]
+    cache = ecology.folder / "cache"
+    return decode(source, size, fit, size_limit=limit, cache=cache, **options)
 
 
 def images_of(
@@ -42,25 +33,29 @@ def images_of(
     path: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Decoded:
-    """The images that a domain was made from, in the same parts; or others, from a path.
+    """Decode the images that a domain was made from, in the same splits, or those of a path.
 
-    Where they have changed since, they are refused: parts and labels would be other ones.
+    Images that have changed since are refused, because splits and labels would differ.
     """
-    record, told = ecology.record(name), ecology.details(name).get("source", {})
-    how = check_preprocessing(record["preprocessing"], name)
+    record, source = ecology.record(name), ecology.details(name).get("source", {})
+    config = check_preprocessing(record["preprocessing"], name)
+    read = partial(decode_for, ecology, size=config["size"], fit=config["fit"], progress=progress)
+    seed = source.get("seed", 0)
     if path is not None:
-        source = read_source(path, seed=told.get("seed", 0))
-        return decode_for(ecology, source, how["size"], how["fit"], progress=progress)
-    if "path" not in told:
-        raise CovNormError(f"domain {name!r}: the store does not say where its images are")
-    where = Path(told["path"])
-    if not where.exists():
-        raise CovNormError(f"{where}: the images of domain {name!r} are not there any more")
-    source = read_source(where, seed=told.get("seed", 0))
-    data = decode_for(ecology, source, how["size"], how["fit"], limit=1.0, progress=progress)
-    if data.digest != told.get("digest", data.digest) or list(data.classes) != record["classes"]:
+        return read(read_source(path, seed=seed))
+    if "path" not in source:
         raise CovNormError(
-            f"{where}: these images have changed since domain {name!r} was made: restore them, "
-            "name others, or add it again with --replace"
+            f"domain {name!r}: the store does not know where its images are: pass their folder"
+        )
+    folder = Path(source["path"])
+    if not folder.exists():
+        raise CovNormError(
+            f"{folder}: the images of domain {name!r} are no longer there: pass their new folder"
+        )
+    data = read(read_source(folder, seed=seed), limit=1.0)
+    if data.digest != source.get("digest", data.digest) or list(data.classes) != record["classes"]:
+        raise CovNormError(
+            f"{folder}: the images have changed since domain {name!r} was made. Restore them, "
+            "pass other images, or add the domain again with --replace."
         )
     return data

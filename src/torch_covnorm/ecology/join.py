@@ -180,4 +180,4 @@ def _details(
     }
     facts |= {"method": METHOD, "settings": config.record()}
     facts["history"] = [*facts["history"], event("join", METHOD, facts["results"])]
-    return Details(facts, examples=pictures, keep=True)
+    return Details(facts, examples=pictures, keep_rest=True)

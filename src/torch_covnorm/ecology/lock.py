@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from ..errors import CovNormError
 from ..records import blame
@@ -13,19 +14,18 @@ from ..records import blame
 
 @contextlib.contextmanager
 def locked(file: Path, busy: str | None = None) -> Iterator[None]:
-    """Hold the lock of a file; another holder is waited for, or refused with the words `busy`.
+    """Hold a lock file. If another holds it, wait; with `busy`, raise that message at once.
 
-    The kernel keeps the lock and lets it go with its process, so kill −9 leaves none behind.
+    The kernel keeps the lock and releases it with the process, so kill −9 leaves no lock held.
     """
-    import fcntl  # not on Windows
-
-    with blame(file):
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    # A soft lock would survive kill −9: a disk without flock must be an error instead.
+    lock = FileLock(file, blocking=busy is None, poll_interval=0.01, fallback_to_soft=False)
+    with blame(file), contextlib.suppress(Timeout):
+        file.parent.stat()  # FileLock would create a missing folder
+        lock.acquire()
+    if not lock.is_locked:
+        raise CovNormError(busy)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if busy is None else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise CovNormError(str(busy)) from None
         yield
     finally:
-        os.close(handle)
+        lock.release()

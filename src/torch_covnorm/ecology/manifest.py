@@ -1,9 +1,9 @@
-"""The manifest of an ecology: which blobs count, and enough of every domain for a list."""
+"""The manifest of an ecology: the blobs in use, and enough about every domain for a list."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Container
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,23 @@ FORMAT = "torch-covnorm ecology"
 MANIFEST = "ecology.json"
 BACKBONE = {"name", "class", "weights", "fingerprint", "parameters", "bytes", "preprocessing"}
 NEEDED = {"record", "tensors", "details"}
-RECORDS = ("record", "details", "trained.record")  # the others are tensors
+RECORDS = ("record", "details", "trained.record")  # the other parts are tensors
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A domain as the manifest has it: enough for a list, and the names of its blobs.
+    """A domain in the manifest.
 
-    parameters: of its adapters, as the paper counts. bytes: what a device needs to have it, its
-    tensors and their record. blobs: "record" and "tensors" (the domain), "details" (method,
-    settings, results, history); where there are any, "trained.record" and "trained.tensors" (it
-    with its full A's), "moments" (of A's input) and "examples".
+    method: the name of the method that made it.
+    classes: the number of classes; None for a feature extractor.
+    accuracy: in percent, on the held-out split; None if it was not measured.
+    parameters: of the adapters, as the paper counts them.
+    total: all parameters of the domain, norms and head included.
+    bytes: the size of "record" and "tensors", which is all that a device needs.
+    basis: the name of the shared basis, if any.
+    blobs: {part: blob name}. Every domain has "record" and "tensors" (the domain itself) and
+        "details" (method, settings, source, results, history). Some have "trained.record" and
+        "trained.tensors" (the domain with its full A's), "moments" (of A's input) and "examples".
     """
 
     method: str
@@ -39,59 +45,70 @@ class Entry:
     blobs: dict[str, str]
 
 
-def read_manifest(file: Path) -> dict[str, Any]:
-    """``{"backbone", "domains": {name: entry}, "bases": {name: blobs}}``, all of it checked."""
-    manifest = read(file, FORMAT)
-    with blame(file):
-        _check(manifest)
-    return {key: manifest[key] for key in ("backbone", "domains", "bases")}
+@dataclass(frozen=True)
+class Manifest:
+    """The whole manifest: the backbone's description, domains by name, blobs of bases by name."""
+
+    backbone: dict[str, Any]
+    domains: dict[str, Entry] = field(default_factory=dict)
+    bases: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, file: Path) -> Manifest:
+        """Read and check a manifest. Its checksum may fit although someone has forged it."""
+        record = read(file, FORMAT)
+        with blame(file):
+            _check_backbone(record["backbone"])
+            for name, blobs in record["bases"].items():
+                check_name(name)
+                _check_blobs(f"basis {name!r}", blobs, {"record", "tensors"})
+            for name, entry in record["domains"].items():
+                check_name(name)
+                _check_entry(f"domain {name!r}", entry, record["bases"])
+            domains = {name: Entry(**entry) for name, entry in record["domains"].items()}
+            return cls(record["backbone"], domains, record["bases"])
+
+    def write(self, file: Path) -> None:
+        """Replace the manifest, whole or not at all."""
+        record = {**vars(self), "domains": {n: vars(entry) for n, entry in self.domains.items()}}
+        with blame(file):
+            write_file(file, sealed(FORMAT, record, indent=None))
+
+    def copy(self) -> Manifest:
+        """Return a copy whose domains and bases can be changed."""
+        return Manifest(self.backbone, dict(self.domains), dict(self.bases))
+
+    def references(self) -> set[str]:
+        """Return the names of all blobs in use."""
+        owners = [*self.bases.values(), *(entry.blobs for entry in self.domains.values())]
+        weights = {self.backbone["weights"]} - {None}
+        return weights.union(*(blobs.values() for blobs in owners))
 
 
-def write_manifest(file: Path, manifest: Mapping[str, Any]) -> None:
-    """Replace the manifest, whole or not at all."""
-    with blame(file):
-        write_file(file, sealed(FORMAT, dict(manifest), indent=None))
-
-
-def references(manifest: Mapping[str, Any]) -> Iterable[str]:
-    """The blobs that a manifest names."""
-    if manifest["backbone"]["weights"] is not None:
-        yield manifest["backbone"]["weights"]
-    for basis in manifest["bases"].values():
-        yield from basis.values()
-    for entry in manifest["domains"].values():
-        yield from entry["blobs"].values()
-
-
-def _check(manifest: dict[str, Any]) -> None:
-    """Refuse what is no manifest, though its checksum fits: nothing in it is used before this."""
-    backbone, domains, bases = (manifest[key] for key in ("backbone", "domains", "bases"))
+def _check_backbone(backbone: dict[str, Any]) -> None:
     if missing := BACKBONE - set(backbone):
-        raise CovNormError(f"says nothing of the backbone's {', '.join(sorted(missing))}")
+        raise CovNormError(f"the backbone lacks the keys {', '.join(sorted(missing))}")
     if backbone["weights"] is not None:
         _check_blob(backbone["weights"], "safetensors")
-    for name, blobs in bases.items():
-        check_name(name)
-        _check_blobs(name, blobs, {"record", "tensors"})
-    keys = {field.name for field in fields(Entry)}
-    for name, entry in domains.items():
-        check_name(name)
-        if set(entry) != keys:
-            raise CovNormError(f"domain {name!r}: {', '.join(sorted(set(entry) ^ keys))}")
-        _check_blobs(name, entry["blobs"], NEEDED)
-        if ("trained.record" in entry["blobs"]) != ("trained.tensors" in entry["blobs"]):
-            raise CovNormError(f"domain {name!r}: has half of a trained part")
-        if entry["basis"] is not None and entry["basis"] not in bases:
-            raise CovNormError(f"domain {name!r}: shares a basis that is not there")
 
 
-def _check_blobs(name: str, blobs: dict[str, str], needed: set[str]) -> None:
+def _check_entry(owner: str, entry: dict[str, Any], bases: Container[str]) -> None:
+    if wrong := set(entry) ^ {field.name for field in fields(Entry)}:
+        raise CovNormError(f"{owner}: missing or unknown keys: {', '.join(sorted(wrong))}")
+    _check_blobs(owner, entry["blobs"], NEEDED)
+    if ("trained.record" in entry["blobs"]) != ("trained.tensors" in entry["blobs"]):
+        raise CovNormError(f"{owner}: needs both trained.record and trained.tensors")
+    if entry["basis"] is not None and entry["basis"] not in bases:
+        raise CovNormError(f"{owner}: its basis {entry['basis']!r} is missing")
+
+
+def _check_blobs(owner: str, blobs: dict[str, str], needed: set[str]) -> None:
     if missing := needed - set(blobs):
-        raise CovNormError(f"{name!r} has no {', '.join(sorted(missing))}")
+        raise CovNormError(f"{owner}: the blobs {', '.join(sorted(missing))} are missing")
     for part, blob in blobs.items():
         _check_blob(blob, "json" if part in RECORDS else "safetensors")
 
 
 def _check_blob(blob: str, ending: str) -> None:
-    if not isinstance(blob, str) or not (found := BLOB.fullmatch(blob)) or found[2] != ending:
-        raise CovNormError(f"{blob!r} is no name of a blob ending in .{ending}")
+    if not isinstance(blob, str) or not (match := BLOB.fullmatch(blob)) or match[2] != ending:
+        raise CovNormError(f"{blob!r} is not the name of a .{ending} blob")

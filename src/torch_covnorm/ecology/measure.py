@@ -16,22 +16,22 @@ from ..network.network import MultiDomainNetwork
 from ..stats.decomposition import Decomposition
 from .prediction import probabilities
 
-LARGEST_CONFUSION = 100  # classes; a larger table is no longer read by anybody
+LARGEST_CONFUSION = 100  # classes; nobody reads a larger table
 EXAMPLES = 12
 
 
 def held_out(data: Decoded) -> str:
-    """The split that accuracies are of: the test part, where there is one."""
+    """Return the split to measure accuracy on: test if there is one, else val, else train."""
     return next(split for split in ("test", "val", "train") if split in data.splits)
 
 
 def percent(right: Tensor) -> float:
-    """Of booleans (n,), how many are true."""
+    """Return the share of true values among booleans (n,), in percent."""
     return 100 * int(right.sum()) / len(right)
 
 
 def confusion(labels: Tensor, answers: Tensor, classes: int) -> list[list[int]] | None:
-    """Counts (classes, classes): rows are the truth, columns the answers."""
+    """Return counts (classes, classes): one row per true class, one column per answer."""
     if classes > LARGEST_CONFUSION:
         return None
     counts = torch.bincount(labels * classes + answers, minlength=classes * classes)
@@ -42,28 +42,24 @@ def confusion(labels: Tensor, answers: Tensor, classes: int) -> list[list[int]] 
 def examples(
     images: Tensor, labels: Tensor, probabilities: Tensor, classes: Sequence[str]
 ) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """A few images with their answers, every third one a mistake where there are enough.
+    """Choose a few images, a third of them mistakes if there are enough.
 
-    Returns what is said of each, and {key: PNG}.
+    Returns a description of each, and {key: PNG}.
     """
-    sure, answers = probabilities.max(1)
-    wrong = (answers != labels).nonzero().flatten().tolist()
-    right = (answers == labels).nonzero().flatten().tolist()
-    picked = sorted(_spread(wrong, EXAMPLES // 3)) or []
-    picked = _spread(right, EXAMPLES - len(picked)) + picked
-    said, files = [], {}
-    for place, i in enumerate(picked):
-        key = f"{place:03}"
-        said.append(
-            {
-                "truth": classes[int(labels[i])],
-                "label": classes[int(answers[i])],
-                "probability": round(float(sure[i]), 4),
-                "image": key,
-            }
-        )
-        files[key] = png(images[i])
-    return said, files
+    confidence, answers = probabilities.max(1)
+    wrong = _spread((answers != labels).nonzero().flatten().tolist(), EXAMPLES // 3)
+    right = _spread((answers == labels).nonzero().flatten().tolist(), EXAMPLES - len(wrong))
+    chosen = {f"{place:03}": i for place, i in enumerate(right + wrong)}
+    descriptions = [
+        {
+            "truth": classes[int(labels[i])],
+            "label": classes[int(answers[i])],
+            "probability": round(float(confidence[i]), 4),
+            "image": key,
+        }
+        for key, i in chosen.items()
+    ]
+    return descriptions, {key: png(images[i]) for key, i in chosen.items()}
 
 
 def predictions(
@@ -90,26 +86,26 @@ def spectra(parts: Mapping[str, Decomposition]) -> dict[str, dict[str, list[floa
 
 
 def sizes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> dict[str, Any]:
-    """Parameters by kind, bytes, and what they are shares of."""
-    found = account(net, name)
-    parameters = {k: v for k, v in found.parameters.items() if v}
+    """Return parameters by part, bytes, and the totals that percentages refer to."""
+    cost, count = account(net, name), net.num_parameters(name)
+    parameters = {part: n for part, n in cost.parameters.items() if n}
     return {
-        "parameters": {"adapter": 0, **parameters, "total": net.num_parameters(name)["total"]},
-        "counted": net.num_parameters(name)["adapter"],
+        "parameters": {"adapter": 0, **parameters, "total": count["total"]},
+        "counted": count["adapter"],
         "bytes": stored_bytes(net, name, dtype),
-        "denominators": found.denominators,
-        "widths": {s: site.d_out for s, site in net.sites.items()},
+        "denominators": cost.denominators,
+        "widths": {site: layer.d_out for site, layer in net.sites.items()},
     }
 
 
 def _spread(places: list[int], k: int) -> list[int]:
-    """k of them, evenly spread."""
+    """Return at most k of the places, evenly spread."""
     k = min(k, len(places))
     return [places[i * len(places) // k] for i in range(k)]
 
 
 def png(image: Tensor) -> bytes:
-    """An image (3, h, w) as a file."""
+    """Encode a uint8 image (3, h, w) as PNG."""
     from PIL import Image
 
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Moments as tensors for the store: the scatter is symmetric, so half of it is enough."""
+"""Moments as tensors for the store. The scatter is symmetric, so only one half is stored."""
 
 from __future__ import annotations
 
@@ -14,32 +14,29 @@ PARTS = ("n", "images", "mean", "scatter")
 
 
 def packed(moments: Mapping[str, Moments]) -> dict[str, Tensor]:
-    """{site/n, site/images, site/mean (d,), site/scatter (d(d+1)/2,)}, float64."""
+    """Return {site/n, site/images, site/mean (d,), site/scatter (d(d+1)/2,)}, in float64."""
     tensors = {}
     for site, m in moments.items():
-        state = m.state_dict()
-        rows, columns = torch.triu_indices(m.d, m.d)
-        state["scatter"] = state["scatter"].cpu()[rows, columns].contiguous()
-        tensors.update({f"{site}/{key}": value.cpu() for key, value in state.items()})
+        state = {part: value.cpu() for part, value in m.state_dict().items()}
+        state["scatter"] = state["scatter"][*torch.triu_indices(m.d, m.d)].contiguous()
+        tensors.update({f"{site}/{part}": value for part, value in state.items()})
     return tensors
 
 
 def unpacked(tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
-    """{site: moments} as they were."""
+    """Return {site: moments} from what `packed` returned."""
     moments = {}
-    for key in tensors:
-        site, _, part = key.rpartition("/")
-        if part not in PARTS:
-            raise CovNormError(f"tensor {key!r} is no part of moments")
-        if part != "mean":
-            continue
-        d, half = len(tensors[key]), tensors[f"{site}/scatter"]
+    sites = dict.fromkeys(key.rpartition("/")[0] for key in tensors)
+    if set(tensors) != {f"{site}/{part}" for site in sites for part in PARTS}:
+        raise CovNormError("is not a file of moments: restore it from a copy")
+    for site in sites:
+        state = {part: tensors[f"{site}/{part}"] for part in PARTS}
+        d, half = len(state["mean"]), state["scatter"]
         if half.shape != (d * (d + 1) // 2,):
-            raise CovNormError(f"site {site!r}: moments of the wrong shape")
+            raise CovNormError(f"site {site!r}: the scatter has the wrong shape")
         rows, columns = torch.triu_indices(d, d)
-        scatter = half.new_empty(d, d)
-        scatter[rows, columns] = scatter[columns, rows] = half
-        state = {k: tensors[f"{site}/{k}"] for k in ("n", "images", "mean")}
+        state["scatter"] = half.new_empty(d, d)
+        state["scatter"][rows, columns] = state["scatter"][columns, rows] = half
         moments[site] = Moments(d)
-        moments[site].load_state_dict({**state, "scatter": scatter})
+        moments[site].load_state_dict(state)
     return moments

@@ -1,19 +1,18 @@
-"""The ecology: a folder with one backbone, many domains, and what they share.
+"""The ecology: a folder with one backbone, many domains, and the bases that they share.
 
-``blobs/`` holds files named by their content; ``ecology.json``, the manifest, names those that
-count. Blobs are written first and the manifest is replaced last, under a lock between processes: a
-reader, and whoever comes after kill −9, finds the store before a change or behind it.
+``blobs/`` holds files named by their content. ``ecology.json``, the manifest, names those in use.
+A change writes its blobs first and replaces the manifest last, under a lock. Readers, and whoever
+comes after kill −9, see the store either before or after a change. See README.md in this folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,42 +28,48 @@ from . import moments as moment_files
 from .backbone import describe, rebuild
 from .blobs import Blobs
 from .lock import locked
-from .manifest import MANIFEST, Entry, read_manifest, references, write_manifest
+from .manifest import MANIFEST, Entry, Manifest
 
 DETAILS = "torch-covnorm details"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Details:
-    """What is kept beside a domain: plain JSON, and what joining and reports need later.
+    """What the store keeps about a domain beside the domain itself.
 
-    facts: "method", "settings", "source", "results" and "history", as `show` tells them.
-    keep: what is not given here stays as the store has it.
+    facts: "method", "settings", "source", "results" and "history" as plain JSON; `covnorm show`
+        prints them. "method" and results.accuracy.final are required.
+    moments: {site: moments of A's input}, which joining needs.
+    trained: the domain with its full A's, before compression, which joining starts from.
+    examples: {key: PNG} of a few test images, for the report.
+    keep_rest: parts that are None here stay as they are in the store; otherwise they are dropped.
     """
 
     facts: dict[str, Any]
     moments: Mapping[str, Moments] | None = None
     trained: Domain | None = None
     examples: Mapping[str, bytes] | None = None
-    keep: bool = False
+    keep_rest: bool = False
 
 
 class Ecology:
-    """A store of domains for one backbone. Opening it reads one file; domains load when asked for.
+    """A store of domains for one backbone. Opening it reads one file; domains load on request.
 
     ``Ecology.create("house")``, then ``Ecology("house")``. Any number of processes may read and
-    write at once.
+    write at the same time.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         self.file = self.folder / MANIFEST
         self.blobs = Blobs(self.folder / "blobs")
-        self._seen: tuple[Any, dict[str, Any]] | None = None
+        self._cached: tuple[object, Manifest] | None = None
         if not self.file.is_file():
-            lost = self.blobs.names()
-            remedy = "restore it from a copy" if lost else f"covnorm init {self.folder}"
-            raise CovNormError(f"{self.file}: no ecology there: {remedy}")
+            remedy = f"Create one: covnorm init {self.folder}"
+            if self.blobs.names():
+                remedy = "Restore it from a copy."
+            raise CovNormError(f"{self.file}: no ecology found. {remedy}")
         self._manifest()
 
     @classmethod
@@ -74,103 +79,104 @@ class Ecology:
         backbone: str | os.PathLike[str] | nn.Module = "efficientnet-lite0",
         weights: str | os.PathLike[str] | None = None,
     ) -> Ecology:
-        """Make a new one. A backbone given by name stays a name; weights from a file are kept in
-        it; a module of the caller's is known by its fingerprint and passed to `network` again."""
-        path, description = Path(folder), describe(backbone, weights)
+        """Create an ecology in a folder and open it.
+
+        A backbone given by name is stored as a name. Weights from a file are copied into the
+        ecology. A module is stored as a fingerprint only: pass it to `network` again.
+        """
+        path = Path(folder)
+        description, tensors = describe(backbone, weights)
         with blame(path):
             path.mkdir(parents=True, exist_ok=True)
         with locked(path / ".lock"):
             if (path / MANIFEST).exists():
                 raise CovNormError(f"{path}: is an ecology already: use it, or give another folder")
-            described, kept = description
             blobs = Blobs(path / "blobs")
-            before = blobs.names()
-            if kept is not None:
-                tensors = {k: v.contiguous() for k, v in kept.state_dict().items()}
-                described["weights"] = blobs.write_tensors(tensors)
-            if before - {described["weights"]}:  # more than a killed `create` leaves
+            existing = blobs.names()
+            if tensors is not None:
+                description["weights"] = blobs.write_tensors(tensors)
+            if existing - {description["weights"]}:  # more than a killed `create` leaves
                 raise CovNormError(
-                    f"{path / MANIFEST}: is gone, but its blobs are there: restore it from a copy"
+                    f"{path / MANIFEST}: is missing, but the blobs of an ecology are there. "
+                    "Restore it from a copy."
                 )
-            manifest = {"backbone": described, "domains": {}, "bases": {}}
-            write_manifest(path / MANIFEST, manifest)
+            Manifest(description).write(path / MANIFEST)
         return cls(path)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
     @property
     def backbone(self) -> dict[str, Any]:
-        """Of the backbone: name, class, fingerprint, parameters, bytes, preprocessing."""
-        return dict(self._manifest()["backbone"])
+        """The backbone's name, class, fingerprint, parameters, bytes and preprocessing."""
+        return dict(self._manifest().backbone)
 
     @property
     def domains(self) -> dict[str, Entry]:
-        """Every domain by name, as it is now; no tensor is read for it."""
-        return {name: Entry(**entry) for name, entry in self._manifest()["domains"].items()}
+        """Every domain by name, as of now. No tensor is read."""
+        return dict(self._manifest().domains)
 
     @property
     def stamp(self) -> object:
-        """Another one whenever the store has changed; costs one look at a file's date."""
-        self._manifest()
-        assert self._seen is not None
-        return self._seen[0]
+        """A value that differs whenever the store has changed; costs one `stat`."""
+        return self._current()[0]
 
     @property
     def bases(self) -> dict[str, dict[str, str]]:
         """The blobs of every shared basis by name."""
-        return dict(self._manifest()["bases"])
+        return dict(self._manifest().bases)
 
     def entry(self, name: str) -> Entry:
-        """One domain of the manifest; an unknown one is an error."""
-        found = self._manifest()["domains"]
-        if name not in found:
-            raise CovNormError(f"{self.folder}: unknown domain {name!r}: {choices(name, found)}")
-        return Entry(**found[name])
+        """Return a domain's entry in the manifest; an unknown name is an error."""
+        domains = self._manifest().domains
+        self._check_known("domain", name, domains)
+        return domains[name]
 
     def network(self, backbone: nn.Module | None = None) -> MultiDomainNetwork:
-        """The backbone as a `MultiDomainNetwork` without domains, its fingerprint checked."""
-        return rebuild(self._manifest()["backbone"], self.blobs, backbone)
+        """Return the backbone as a `MultiDomainNetwork` without domains, fingerprint checked."""
+        return rebuild(self._manifest().backbone, self.blobs, backbone)
 
     def load(self, net: MultiDomainNetwork, name: str, trained: bool = False) -> Domain:
-        """Add a domain to the network, with the basis that it shares; `trained`: with full A's.
+        """Add a domain, and the basis that it shares, to the network.
 
-        On an error the network is as it was.
+        With `trained`, load it with its full A's. On an error the network stays as it was.
         """
         if name in net.domains:
-            raise CovNormError(f"domain {name!r} is in the network already: remove it first")
-        bases = dict(net.bases.items())
+            raise CovNormError(f"domain {name!r} is already in the network: remove it first")
+        bases = set(net.bases)
 
         def read(entry: Entry) -> Domain:
             try:
                 return self._domain(net, name, entry, "trained." if trained else "")
             except CovNormError:
-                for basis in set(net.bases) - set(bases):
+                for basis in set(net.bases) - bases:
                     del net.bases[basis]
                 raise
 
-        domain: Domain = self._reading(name, read)
+        domain = self._read(name, read)
         net.domains[name] = domain
         return domain
 
-    def _domain(self, net: MultiDomainNetwork, name: str, entry: Entry, part: str) -> Domain:
-        if f"{part}record" not in entry.blobs:
-            raise CovNormError(f"domain {name!r}: no trained A is kept for {entry.method!r}")
-        names = entry.blobs[f"{part}record"], entry.blobs[f"{part}tensors"]
-        paths = [self.blobs.path(n) for n in names]
-        record = self.blobs.read_record(names[0], files.FORMAT)
+    def _domain(self, net: MultiDomainNetwork, name: str, entry: Entry, prefix: str) -> Domain:
+        if f"{prefix}record" not in entry.blobs:
+            raise CovNormError(
+                f"domain {name!r}: method {entry.method!r} keeps no trained A: load it without "
+                "trained=True"
+            )
+        record_blob, tensor_blob = (entry.blobs[prefix + part] for part in ("record", "tensors"))
+        paths = self.blobs.path(record_blob), self.blobs.path(tensor_blob)
+        record = self.blobs.read_record(record_blob, files.FORMAT)
         with blame(paths[0]):
             basis = record["basis"] and record["basis"]["name"]
             if basis is not None and basis not in net.bases:
                 self.load_basis(net, basis)
             files.check_record(record, net, None)
-        tensors = self.blobs.read_tensors(names[1])
+        tensors = self.blobs.read_tensors(tensor_blob)
         return files.unpacked(net, record, tensors, name, None, *paths)
 
     def load_basis(self, net: MultiDomainNetwork, name: str) -> None:
         """Add a shared basis to the network."""
         bases = self.bases
-        if name not in bases:
-            raise CovNormError(f"{self.folder}: unknown basis {name!r}: {choices(name, bases)}")
+        self._check_known("basis", name, bases)
         record = self.blobs.read_record(bases[name]["record"], basis_files.FORMAT)
         tensors: dict[str, Tensor] = {}
         for part in sorted(set(bases[name]) - {"record"}):
@@ -179,28 +185,34 @@ class Ecology:
             net.bases[name] = basis_files.unpacked(net, record, tensors)
 
     def details(self, name: str) -> dict[str, Any]:
-        """A domain's method, settings, source, results and history."""
-        found: dict[str, Any] = self._reading(
-            name, lambda entry: self.blobs.read_record(entry.blobs["details"], DETAILS)
-        )
-        return found
+        """Return a domain's method, settings, source, results and history."""
+        return self._read(name, lambda e: self.blobs.read_record(e.blobs["details"], DETAILS))
 
     def record(self, name: str) -> dict[str, Any]:
-        """What the domain's files say of it: classes, preprocessing, adapters by site."""
-        found: dict[str, Any] = self._reading(
-            name, lambda entry: self.blobs.read_record(entry.blobs["record"], files.FORMAT)
-        )
-        return found
+        """Return a domain's record: classes, preprocessing, adapters by site."""
+        return self._read(name, lambda e: self.blobs.read_record(e.blobs["record"], files.FORMAT))
 
     def moments(self, name: str) -> dict[str, Moments]:
-        """{site: moments of A's input}; empty for a method that collects none."""
-        tensors = self._part(name, "moments")
-        with blame(self.file):
-            return moment_files.unpacked(tensors)
+        """Return {site: moments of A's input}; empty if the method collects none."""
+
+        def read(entry: Entry) -> dict[str, Moments]:
+            if (blob := entry.blobs.get("moments")) is None:
+                return {}
+            tensors = self.blobs.read_tensors(blob)
+            with blame(self.blobs.path(blob)):
+                return moment_files.unpacked(tensors)
+
+        return self._read(name, read)
 
     def examples(self, name: str) -> dict[str, bytes]:
-        """A few test images of a domain as PNG."""
-        return {k: v.numpy().tobytes() for k, v in self._part(name, "examples").items()}
+        """Return a few test images of a domain as {key: PNG}."""
+
+        def read(entry: Entry) -> dict[str, bytes]:
+            blob = entry.blobs.get("examples")
+            tensors = {} if blob is None else self.blobs.read_tensors(blob)
+            return {key: value.numpy().tobytes() for key, value in tensors.items()}
+
+        return self._read(name, read)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -212,69 +224,77 @@ class Ecology:
         replace: bool = False,
         before: Mapping[str, Entry] | None = None,
     ) -> None:
-        """Keep domains of the network with their details, and the bases that they share: all or
-        nothing.
+        """Store domains of the network with their details and shared bases, all or nothing.
 
-        `replace`: they may be there already. `before`: what they were made from; where another has
-        changed one of these meanwhile, nothing is kept."""
+        Args:
+            details: {domain: its details}.
+            dtype: the precision of the stored tensors: float32, float16 or int8.
+            replace: allow domains that are in the store already.
+            before: entries that the domains were made from. If another process has changed one of
+                them since, nothing is stored.
+        """
         bases = {b for n in details if (b := net.domain(n).basis) is not None}
         with self._changing() as manifest:
             for name, entry in (before or {}).items():
-                if manifest["domains"].get(name) != asdict(entry):
+                if manifest.domains.get(name) != entry:
                     raise CovNormError(
-                        f"{self.folder}: domain {name!r} was changed meanwhile: give the same "
-                        "command again"
+                        f"{self.folder}: another process has changed domain {name!r} meanwhile: "
+                        "run the same command again"
                     )
-            for name in details:
-                if not replace:
+            if not replace:
+                for name in details:
                     self.check_new(name, manifest)
             for basis in bases:
                 if self._fingerprint(manifest, basis) != net.basis(basis).fingerprint:
                     self._check_users(manifest, basis, details)
-                elif self._rows_behind(manifest, basis) > net.basis(basis).seen:
+                elif self._rows_seen(manifest, basis) > net.basis(basis).seen:
                     continue  # the same factors; others have joined them in the store since
-                manifest["bases"][basis] = self._written_basis(net, basis)
-            for name, kept in details.items():
-                old = manifest["domains"].get(name, {}).get("blobs", {}) if kept.keep else {}
-                manifest["domains"][name] = asdict(self._written(net, name, kept, dtype, old))
+                manifest.bases[basis] = self._written_basis(net, basis)
+            for name, detail in details.items():
+                old = manifest.domains.get(name) if detail.keep_rest else None
+                manifest.domains[name] = self._written(net, name, detail, dtype, old)
 
     def remove(self, names: Sequence[str]) -> None:
-        """Forget domains, and the bases that none uses any more."""
+        """Remove domains, and the bases that no domain uses any more."""
         with self._changing() as manifest:
             for name in names:
-                if name not in manifest["domains"]:
-                    raise CovNormError(
-                        f"{self.folder}: unknown domain {name!r}: "
-                        f"{choices(name, manifest['domains'])}"
-                    )
+                self._check_known("domain", name, manifest.domains)
             for name in set(names):
-                del manifest["domains"][name]
+                del manifest.domains[name]
 
-    def check_new(self, name: str, manifest: dict[str, Any] | None = None) -> None:
-        """Refuse a name that is none, or taken."""
-        if check_name(name) in (manifest or self._manifest())["domains"]:
+    def check_new(self, name: str, manifest: Manifest | None = None) -> None:
+        """Refuse a name that is invalid or taken."""
+        if check_name(name) in (manifest or self._manifest()).domains:
             raise CovNormError(
-                f"{self.folder}: domain {name!r} is there already: covnorm remove it, --replace "
-                "it, or take another name"
+                f"{self.folder}: domain {name!r} exists already: remove it (covnorm remove), "
+                "replace it (--replace), or choose another name"
             )
 
     def workplace(self, name: str) -> Path:
-        """A folder for the unfinished work on a domain."""
+        """Return the folder for unfinished work on a domain."""
         return self.folder / "work" / "domains" / check_name(name)
 
-    # ── inside ───────────────────────────────────────────────────────────────────────────────
+    # ── internals ────────────────────────────────────────────────────────────────────────────
 
-    def _manifest(self) -> dict[str, Any]:
-        """The manifest as it is on disk now; read again only when it was replaced."""
+    def _current(self) -> tuple[object, Manifest]:
+        """Return the manifest as it is on disk, and its stamp; read it only if it has changed."""
         with blame(self.file):
             stat = self.file.stat()
-        seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        if self._seen is None or self._seen[0] != seen:
-            self._seen = seen, read_manifest(self.file)
-        return self._seen[1]
+        stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        cached = self._cached  # another thread may replace it at any moment
+        if cached is None or cached[0] != stamp:
+            cached = self._cached = stamp, Manifest.read(self.file)
+        return cached
 
-    def _reading(self, name: str, read: Any) -> Any:
-        """Read blobs of a domain; should the store change meanwhile, read them once more."""
+    def _manifest(self) -> Manifest:
+        return self._current()[1]
+
+    def _check_known(self, what: str, name: str, known: Collection[str]) -> None:
+        if name not in known:
+            raise CovNormError(f"{self.folder}: unknown {what} {name!r}: {choices(name, known)}")
+
+    def _read(self, name: str, read: Callable[[Entry], T]) -> T:
+        """Read blobs of a domain; if the store changes meanwhile, read them once more."""
         while True:
             manifest = self._manifest()
             entry = self.entry(name)
@@ -284,26 +304,20 @@ class Ecology:
                 if self._manifest() is manifest:
                     raise
 
-    def _part(self, name: str, part: str) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = self._reading(
-            name,
-            lambda entry: self.blobs.read_tensors(entry.blobs[part]) if part in entry.blobs else {},
-        )
-        return found
-
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[dict[str, Any]]:
-        """A copy of the manifest to change; it takes the old one's place if nothing fails."""
+    def _changing(self) -> Iterator[Manifest]:
+        """Yield a copy of the manifest to change; it replaces the manifest if nothing fails."""
         with locked(self.folder / ".lock"):
-            self._seen = None  # nobody else writes now: what is read is what is there
-            manifest = copy.deepcopy(self._manifest())
+            self._cached = None  # read the file again: nobody else writes while the lock is held
+            manifest = self._manifest().copy()
             try:
                 yield manifest
-                used = {entry["basis"] for entry in manifest["domains"].values()}
-                manifest["bases"] = {n: b for n, b in manifest["bases"].items() if n in used}
-                write_manifest(self.file, manifest)
-            finally:  # of this change if it failed, of the domains that went if not
-                self.blobs.sweep(set(references(self._manifest())))
+                used = {entry.basis for entry in manifest.domains.values()}
+                for unused in set(manifest.bases) - used:
+                    del manifest.bases[unused]
+                manifest.write(self.file)
+            finally:  # removes the blobs of a failed change, or those of replaced domains
+                self.blobs.sweep(self._manifest().references())
 
     def _written_basis(self, net: MultiDomainNetwork, name: str) -> dict[str, str]:
         """Its factors apart from its moments, which only joining needs."""
@@ -314,71 +328,65 @@ class Ecology:
         blobs = {part: self.blobs.write_tensors(found) for part, found in parts.items() if found}
         return {"record": self.blobs.write_record(basis_files.FORMAT, record), **blobs}
 
-    def _fingerprint(self, manifest: Mapping[str, Any], basis: str) -> str | None:
-        """Of a basis as it is stored; None: there is none that can be read."""
-        if basis not in manifest["bases"]:
-            return None
-        try:
-            record = self.blobs.read_record(manifest["bases"][basis]["record"], basis_files.FORMAT)
-        except CovNormError:
-            return None
-        return str(record.get("fingerprint"))
+    def _fingerprint(self, manifest: Manifest, basis: str) -> str | None:
+        """Return the fingerprint of a stored basis; None if none can be read."""
+        with contextlib.suppress(CovNormError, KeyError):
+            record = self.blobs.read_record(manifest.bases[basis]["record"], basis_files.FORMAT)
+            return str(record["fingerprint"])
+        return None
 
-    def _rows_behind(self, manifest: Mapping[str, Any], basis: str) -> int:
-        """Rows of features behind a basis as it is stored; -1: they cannot be read."""
-        blobs = manifest["bases"][basis]
-        try:
-            tensors = self.blobs.read_tensors(blobs["moments"]) if "moments" in blobs else {}
-        except CovNormError:
-            return -1
-        return max((int(n) for key, n in tensors.items() if key.endswith("/x/n")), default=0)
+    def _rows_seen(self, manifest: Manifest, basis: str) -> int:
+        """Return the rows of features that a stored basis was made from; -1 if unreadable."""
+        blob = manifest.bases[basis].get("moments")
+        with contextlib.suppress(CovNormError):
+            tensors = {} if blob is None else self.blobs.read_tensors(blob)
+            return max((int(n) for key, n in tensors.items() if key.endswith("/x/n")), default=0)
+        return -1
 
-    def _check_users(self, manifest: Mapping[str, Any], basis: str, names: Container[str]) -> None:
-        """A basis changes with all of its domains, or not."""
-        others = [
-            name
-            for name, entry in manifest["domains"].items()
-            if entry["basis"] == basis and name not in names
-        ]
-        if others:
+    def _check_users(self, manifest: Manifest, basis: str, names: Container[str]) -> None:
+        """Refuse to change a basis without changing all of its domains."""
+        users = [n for n, entry in manifest.domains.items() if entry.basis == basis]
+        if others := [name for name in users if name not in names]:
             raise CovNormError(
-                f"{self.folder}: basis {basis!r} is shared by {', '.join(others[:4])} too, which "
-                "this change leaves out: join them together, or name another --basis"
+                f"{self.folder}: basis {basis!r} is shared by {', '.join(others[:4])}, which "
+                "this change leaves out: join them together, or choose another --basis"
             )
 
     def _written(
         self,
         net: MultiDomainNetwork,
         name: str,
-        kept: Details,
+        details: Details,
         dtype: torch.dtype,
-        old: Mapping[str, str],
+        old: Entry | None,
     ) -> Entry:
+        """Write a domain's blobs and return its entry; parts of `old` that are not given stay."""
         domain = net.domain(name)
         record, tensors = files.packed(net, domain, dtype)
         blobs = {
-            **old,
+            **(old.blobs if old else {}),
             "record": self.blobs.write_record(files.FORMAT, {**record, "name": name}),
             "tensors": self.blobs.write_tensors(tensors),
-            "details": self.blobs.write_record(DETAILS, kept.facts),
+            "details": self.blobs.write_record(DETAILS, details.facts),
         }
-        if kept.trained is not None:
-            record, tensors = files.packed(net, kept.trained, torch.float32)
+        if details.trained is not None:
+            record, tensors = files.packed(net, details.trained, torch.float32)
             blobs["trained.record"] = self.blobs.write_record(files.FORMAT, record)
             blobs["trained.tensors"] = self.blobs.write_tensors(tensors)
-        if kept.moments:
-            blobs["moments"] = self.blobs.write_tensors(moment_files.packed(kept.moments))
-        if kept.examples:
-            images = {
-                k: torch.frombuffer(bytearray(v), dtype=torch.uint8)
-                for k, v in kept.examples.items()
-            }
-            blobs["examples"] = self.blobs.write_tensors(images)
+        if details.moments:
+            blobs["moments"] = self.blobs.write_tensors(moment_files.packed(details.moments))
+        if details.examples:
+            blobs["examples"] = self.blobs.write_tensors(
+                {
+                    key: torch.frombuffer(bytearray(png), dtype=torch.uint8)
+                    for key, png in details.examples.items()
+                }
+            )
         count = domain.num_parameters()
         return Entry(
-            method=kept.facts["method"],
+            method=details.facts["method"],
             classes=None if domain.classes is None else len(domain.classes),
-            accuracy=kept.facts["results"]["accuracy"]["final"],
+            accuracy=details.facts["results"]["accuracy"]["final"],
             parameters=count["adapter"],
             total=count["total"],
             bytes=sum(self.blobs.size(blobs[part]) for part in ("record", "tensors")),

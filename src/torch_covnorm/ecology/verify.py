@@ -1,16 +1,15 @@
-"""`verify`: whether every byte of an ecology is as it was written."""
+"""`verify`: check that every byte of an ecology is as it was written."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 
 from ..errors import CovNormError
 from ..network import basis as basis_files
 from ..network import files
 from ..records import blame
-from .manifest import RECORDS, read_manifest, references
+from .manifest import RECORDS, Manifest
 from .store import DETAILS, Ecology
 
 
@@ -19,10 +18,10 @@ def verify(
     backbone: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[str]:
-    """What is wrong with an ecology, a sentence each that names the file; empty: nothing.
+    """Return the problems of an ecology, one sentence each with the file's name; [] if none.
 
-    Checksums of all blobs, the records inside, that domains belong to this backbone and find their
-    basis. `backbone`: load it too and compare its fingerprint.
+    Checks the checksums of all blobs, the records in them, that every domain belongs to this
+    backbone and finds its basis and, with `backbone`, the backbone's own fingerprint.
     """
     try:
         ecology = Ecology(folder)
@@ -31,36 +30,31 @@ def verify(
         return [str(error)]
     problems: list[tuple[str | None, str]] = []
     if backbone and ecology.backbone["name"] is not None:
-        problems += [(None, p) for p in _told(ecology.network)]
+        try:
+            ecology.network()
+        except CovNormError as error:
+            problems.append((None, str(error)))
     fingerprints: dict[str, str] = {}
-    for name, blobs in bases.items():
+    owners = [("basis", name, blobs) for name, blobs in bases.items()]
+    owners += [("domain", name, entry.blobs) for name, entry in domains.items()]
+    for i, (owner, name, blobs) in enumerate(owners, 1):
         for part, blob in blobs.items():
-            found = _told(partial(_check, ecology, part, blob, fingerprints, name))
-            problems += [(blob, f"basis {name!r}, {part}: {p}") for p in found]
-    for i, (name, entry) in enumerate(domains.items(), 1):
-        for part, blob in entry.blobs.items():
-            found = _told(partial(_check, ecology, part, blob, fingerprints))
-            problems += [(blob, f"domain {name!r}, {part}: {p}") for p in found]
+            try:
+                _check(ecology, part, blob, fingerprints, name if owner == "basis" else None)
+            except CovNormError as error:
+                problems.append((blob, f"{owner} {name!r}, {part}: {error}"))
         if progress is not None:
-            progress(i, len(domains))
+            progress(i, len(owners))
     if not problems:
         return []
-    still = {None, *references(read_manifest(ecology.file))}  # others may have removed some
-    return [text for blob, text in problems if blob in still]
-
-
-def _told(check: Callable[[], object]) -> list[str]:
-    try:
-        check()
-    except CovNormError as error:
-        return [str(error)]
-    return []
+    used = {None, *Manifest.read(ecology.file).references()}  # others may have removed some since
+    return [text for blob, text in problems if blob in used]
 
 
 def _check(
     ecology: Ecology, part: str, blob: str, fingerprints: dict[str, str], basis: str | None = None
 ) -> None:
-    """One blob: of a domain, or of a basis by its name, whose fingerprint is noted."""
+    """Check one blob of a domain or, with `basis`, of that basis, and note its fingerprint."""
     if part not in RECORDS:
         ecology.blobs.read_tensors(blob)
         return
@@ -76,4 +70,4 @@ def _check(
         elif record["basis"] is not None:
             shared = record["basis"]["name"]
             if fingerprints.get(shared) != record["basis"]["fingerprint"]:
-                raise CovNormError(f"its basis {shared!r} is damaged, missing or another")
+                raise CovNormError(f"its basis {shared!r} is damaged, missing or a different one")

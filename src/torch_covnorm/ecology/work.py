@@ -1,9 +1,8 @@
-"""Unfinished work inside an ecology: a folder for one process, kept until the work is done."""
+"""Unfinished work in an ecology: a folder for one process at a time, kept until it is done."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -12,21 +11,21 @@ from typing import Any
 
 from ..errors import CovNormError
 from ..records import blame
-from ..training.snapshot import Snapshot
+from ..training.snapshot import Snapshot, SnapshotMismatch
 from .lock import locked
 
 
 @contextlib.contextmanager
 def workplace(folder: Path, busy: str, fresh: bool) -> Iterator[Path]:
-    """A folder of this process alone; it goes when the work is done, and stays when it is not.
+    """Yield a work folder that no other process uses; delete it only if the work succeeds.
 
-    Another process at the same work is refused with the words `busy`; `fresh` begins anew.
+    A second process at the same work gets the error message `busy`. `fresh` starts over.
     """
     with blame(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     with locked(folder.with_name(f".{folder.name}"), busy):
-        for left in folder.parent.glob(f".{folder.name}~*"):  # "~" is in no domain's name
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.parent.glob(f".{folder.name}~*"):  # no domain name contains "~"
+            shutil.rmtree(leftover, ignore_errors=True)
         if fresh:
             _clear(folder)
         yield folder
@@ -34,7 +33,7 @@ def workplace(folder: Path, busy: str, fresh: bool) -> Iterator[Path]:
 
 
 def _clear(folder: Path) -> None:
-    """Remove a folder at once: half of it would not be what any step had left."""
+    """Delete a folder in one step, so that kill −9 cannot leave half of it to the next run."""
     if folder.exists():
         away = folder.with_name(f".{folder.name}~{secrets.token_hex(8)}")
         with blame(folder):
@@ -48,8 +47,9 @@ def unfinished(work: Path, settings: dict[str, Any]) -> Snapshot:
     try:
         known = job.load()
     except CovNormError as error:
-        differs = re.search(r"was made with ([\w ]+)=", str(error))
-        reason = f"with other settings or images ({differs[1]})" if differs else f"damaged: {error}"
+        reason = f"damaged: {error}"
+        if isinstance(error, SnapshotMismatch):
+            reason = f"with other settings or images ({error.key})"
         raise CovNormError(
             f"{work}: unfinished work is there, {reason}: give the same command as then to go on, "
             "or --fresh to begin anew"

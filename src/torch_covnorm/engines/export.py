@@ -1,6 +1,6 @@
-"""One domain as a network that needs nothing of ours: torch.export, ONNX, a state dict.
+"""Export a domain to files that need none of this package: torch.export, ONNX, a state dict.
 
-What was made is read back and run beside the network before it gets its place on disk.
+Every file is read back and compared with the network before it is written to disk.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from ..training.seeds import random_numbers_kept
 FORMAT = "torch-covnorm export"
 ENDINGS = {"torch": ".pt2", "onnx": ".onnx", "state-dict": ".safetensors"}
 FORMATS = (*ENDINGS, "domain")
-_REMEDY = f"choose another to= ({', '.join(FORMATS)})"
-ONNX_LIMIT = 2**31 - 2**20  # a protobuf message is smaller than 2 GB; some of it for the graph
+_REMEDY = f"Choose another to= ({', '.join(FORMATS)})."
+ONNX_LIMIT = 2**31 - 2**20  # a protobuf message is below 2 GB, and the graph needs some of it
 
-# The bytes of a file, and what was read back from them.
-Made = tuple[bytes, Callable[[Tensor], Tensor]]
+# The bytes of a file, and the function that was read back from them.
+Built = tuple[bytes, Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export` wrote.
+    """The result of `export`.
 
-    difference: the largest absolute difference of logits to the network on the check images; None
-    for "domain", which stores the domain's own numbers. bytes: of all files.
+    difference: the largest absolute difference to the network's logits on the check images; None
+        for "domain", which stores the domain unchanged.
+    bytes: total size of the files.
     """
 
     files: tuple[Path, ...]
@@ -62,21 +63,21 @@ def export(
     *,
     size: int | tuple[int, int] | None = None,
 ) -> Exported:
-    """Write a domain as one file, with a JSON beside it that says what goes in and comes out.
+    """Write a domain as one file, and a JSON file that describes its input and output.
 
     Args:
-        out: the file, or, without the format's ending, a folder where it gets the domain's name.
-            Beside ``flowers.onnx`` stands ``flowers.onnx.json``. For "domain": a folder where the
-            domain gets one of its name.
+        out: the file, or, without the ending of the format, a folder for a file with the name of
+            the domain. The JSON of ``flowers.onnx`` is ``flowers.onnx.json``. For "domain": a
+            folder for a subfolder with the name of the domain.
         to: "torch", the merged network as a torch.export program (.pt2); "onnx"; "state-dict", its
-            weights (.safetensors) by the backbone's key names, with an `own` module by those of
+            weights (.safetensors) with the backbone's key names, or with an `own` module those of
             ``nn.Sequential(backbone, own)``; "domain", a folder for `load_domain`, with the basis
             of a joint domain in its ``basis/``.
-        size: of the images, n or (h, w); needed where the domain's preprocessing has none.
+        size: of the images, n or (h, w); required if the domain's preprocessing has none.
 
-    The first three take float32 ``images`` (n, 3, h, w), prepared as for the network, and answer
-    ``logits`` (n, classes), for any n. They are written only if they answer random images as the
-    network does (1e-4 of the largest logit in float32). The network stays as it was.
+    The first three take float32 ``images`` (n, 3, h, w), preprocessed as for the network, and
+    return ``logits`` (n, classes), for any n. They are written only if they agree with the network
+    on random images (within 1e-4 of the largest logit in float32). The network is not changed.
     """
     if to not in FORMATS:
         raise CovNormError(f"to={to!r}: {choices(to, FORMATS)}")
@@ -90,12 +91,12 @@ def export(
     about = _about(net, domain, shape)
     try:
         records.sealed(FORMAT, about)
-    except CovNormError as error:  # before the work, not behind it
+    except CovNormError as error:  # before the work, not after it
         raise CovNormError(f"domain {name!r}: its preprocessing {error}") from None
     with random_numbers_kept(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         generator = torch.Generator().manual_seed(0)
         images = [torch.randn(n, *shape, generator=generator) for n in (1, 3)]
-        answers = [_answer(net, name, x) for x in images]
+        expected = [_logits(net, name, x) for x in images]
         merged = net.merge(name).cpu().float()
         if to == "state-dict":
             plain = merged.get_submodule("0") if domain.runs_own else merged
@@ -103,20 +104,20 @@ def export(
             blob, run = _state_dict(merged, about)
         else:
             blob, run = (_torch if to == "torch" else _onnx)(merged, images[-1], about)
-        checks = zip(images, answers, strict=True)
+        checks = zip(images, expected, strict=True)
         difference = max(_difference(f"{name!r} as {to}", run, x, y, net) for x, y in checks)
     record = {"to": to, **about, "difference": difference}
-    record["output"] = {"name": "logits", "shape": ["n", *answers[0].shape[1:]]}
+    record["output"] = {"name": "logits", "shape": ["n", *expected[0].shape[1:]]}
     record |= {"file": file.name, "sha256": hashlib.sha256(blob).hexdigest()}
-    beside = file.with_name(file.name + ".json")
+    description = file.with_name(file.name + ".json")
     text = records.sealed(FORMAT, record)
-    _write({file: blob, beside: text})
-    return Exported((file, beside), to, difference, len(blob) + len(text))
+    _write({file: blob, description: text})
+    return Exported((file, description), to, difference, len(blob) + len(text))
 
 
 def _export_domain(net: MultiDomainNetwork, domain: Domain, folder: Path) -> Exported:
     places = [(folder / files.RECORD, files.FORMAT)]
-    if domain.basis is not None:  # first: without it nobody can load the domain
+    if domain.basis is not None:  # first, because the domain cannot be loaded without it
         net.save_basis(domain.basis, folder / "basis")
         places.append((folder / "basis" / basis.RECORD, basis.FORMAT))
     net.save_domain(domain.name, folder)
@@ -126,17 +127,17 @@ def _export_domain(net: MultiDomainNetwork, domain: Domain, folder: Path) -> Exp
     return Exported(tuple(written), "domain", None, sum(f.stat().st_size for f in written))
 
 
-# ── what goes in, and what is said of it ─────────────────────────────────────────────────────────
+# ── the input and its description ────────────────────────────────────────────────────────────────
 
 
 def _file(out: Path, name: str, to: str) -> Path:
     if out.suffix in ENDINGS.values() and out.suffix != ENDINGS[to]:
-        raise CovNormError(f"{out}: to={to!r} writes {ENDINGS[to]}: rename it, or change to=")
+        raise CovNormError(f"{out}: to={to!r} writes {ENDINGS[to]}. Rename it, or change to=.")
     return out if out.suffix == ENDINGS[to] else out / f"{name}{ENDINGS[to]}"
 
 
 def _input_shape(net: MultiDomainNetwork, domain: Domain, size: Any) -> tuple[int, ...]:
-    """Of one sample: (c, h, w), or (d,) for a network that begins with a Linear layer."""
+    """Return the shape of one sample: (c, h, w), or (d,) if the first layer is Linear."""
     stem = next(m for m in net.backbone.modules() if isinstance(m, nn.Conv2d | nn.Linear))
     if isinstance(stem, nn.Linear):
         return (stem.in_features,)
@@ -145,25 +146,26 @@ def _input_shape(net: MultiDomainNetwork, domain: Domain, size: Any) -> tuple[in
     sides = size if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(type(s) is int and s > 0 for s in sides):
         raise CovNormError(
-            f"domain {domain.name!r}: no input size ({size!r}) in its preprocessing or in size=: "
-            "give size= in pixels, n or (h, w)"
+            f"domain {domain.name!r}: no valid input size ({size!r}) in its preprocessing or in "
+            "size=. Set size= in pixels, n or (h, w)."
         )
     return (stem.in_channels, *sides)
 
 
 def _about(net: MultiDomainNetwork, domain: Domain, shape: tuple[int, ...]) -> dict[str, Any]:
-    how: Any = domain.preprocessing
-    if how is None or isinstance(how, dict):  # null: nobody said
-        fit = "squash" if how else None  # what a domain that says no other was prepared with
-        how = {"size": None, "mean": None, "std": None, "fit": fit} | (how or {})
+    preprocessing: Any = domain.preprocessing
+    if preprocessing is None or isinstance(preprocessing, dict):  # null: unknown
+        fit = "squash" if preprocessing else None  # the default of domains that name no other
+        unknown = {"size": None, "mean": None, "std": None, "fit": fit}
+        preprocessing = unknown | (preprocessing or {})
         if len(shape) == 3:
-            how["size"] = shape[1] if shape[1] == shape[2] else list(shape[1:])
-    told = isinstance(how, dict) and how["mean"] is not None
-    values = "(RGB / 255 - mean) / std" if told else None
+            preprocessing["size"] = shape[1] if shape[1] == shape[2] else list(shape[1:])
+    known = isinstance(preprocessing, dict) and preprocessing["mean"] is not None
+    values = "(RGB / 255 - mean) / std" if known else None
     return {
         "domain": domain.name,
         "classes": None if domain.classes is None else list(domain.classes),
-        "preprocessing": how,
+        "preprocessing": preprocessing,
         "input": {"name": "images", "shape": ["n", *shape], "type": "float32", "values": values},
         "backbone": {"class": type(net.backbone).__name__, "fingerprint": net.fingerprint},
     }
@@ -174,30 +176,34 @@ def _about(net: MultiDomainNetwork, domain: Domain, shape: tuple[int, ...]) -> d
 
 def _program(merged: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     n = torch.export.Dim("n", min=1)
-    with _told(f"torch.export cannot trace {type(merged).__name__} for batches of any size"):
+    with _exporter_errors(
+        f"torch.export cannot trace {type(merged).__name__} for batches of any size"
+    ):
         program = torch.export.export(merged, (x,), dynamic_shapes=({0: n},), strict=False)
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of this machine
+        node.meta.pop("stack_trace", None)  # it contains paths of this machine
     return program
 
 
-def _torch(merged: nn.Module, x: Tensor, about: dict[str, Any]) -> Made:
+def _torch(merged: nn.Module, x: Tensor, about: dict[str, Any]) -> Built:
     program, stream = _program(merged, x), io.BytesIO()
-    with _told(f"torch.export cannot save {type(merged).__name__}"):
+    with _exporter_errors(f"torch.export cannot save {type(merged).__name__}"):
         text = json.dumps(about, ensure_ascii=False)
         torch.export.save(program, stream, extra_files={"covnorm.json": text})
         blob = stream.getvalue()
         return blob, torch.export.load(io.BytesIO(blob)).module()
 
 
-def _onnx(merged: nn.Module, x: Tensor, about: dict[str, Any]) -> Made:
+def _onnx(merged: nn.Module, x: Tensor, about: dict[str, Any]) -> Built:
     onnx, onnxruntime = _packages()
-    held = sum(t.nbytes for t in merged.state_dict().values())
-    if held > ONNX_LIMIT:
-        raise CovNormError(f"{held:,} bytes of weights, an ONNX file has below 2 GB: to='torch'")
+    size = sum(t.nbytes for t in merged.state_dict().values())
+    if size > ONNX_LIMIT:
+        raise CovNormError(
+            f"the weights have {size:,} bytes, but an ONNX file must be below 2 GB. Use to='torch'."
+        )
     program = _program(merged, x)
-    with _told(f"torch.onnx cannot export {type(merged).__name__}"):
-        made = torch.onnx.export(
+    with _exporter_errors(f"torch.onnx cannot export {type(merged).__name__}"):
+        exported = torch.onnx.export(
             program,
             input_names=["images"],
             output_names=["logits"],
@@ -205,8 +211,8 @@ def _onnx(merged: nn.Module, x: Tensor, about: dict[str, Any]) -> Made:
             external_data=False,
             verbose=False,
         )
-        assert made is not None
-        model = _tidied(made.model_proto)
+        assert exported is not None
+        model = _tidied(exported.model_proto)
         strings = {k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()}
         onnx.helper.set_model_props(model, strings)
         onnx.checker.check_model(model, full_check=True)
@@ -216,16 +222,17 @@ def _onnx(merged: nn.Module, x: Tensor, about: dict[str, Any]) -> Made:
 
 
 def _packages() -> tuple[Any, Any]:
-    """onnx and onnxruntime; torch.onnx itself needs onnxscript."""
+    """Import onnx and onnxruntime, and check for onnxscript, which torch.onnx needs."""
     try:
-        found = [importlib.import_module(m) for m in ("onnx", "onnxruntime", "onnxscript")]
+        names = ("onnx", "onnxruntime", "onnxscript")
+        onnx, onnxruntime, _ = (importlib.import_module(name) for name in names)
     except ImportError as error:
-        raise CovNormError(f"to='onnx': {error}: pip install 'torch-covnorm[onnx]'") from None
-    return found[0], found[1]
+        raise CovNormError(f"to='onnx': {error}. Run pip install 'torch-covnorm[onnx]'.") from None
+    return onnx, onnxruntime
 
 
 def _tidied(model: Any) -> Any:
-    """The model with "n" for its batch, and without torch's notes on where each node is from."""
+    """Name the batch dimension "n", and remove torch's notes on the origin of each node."""
     graph = model.graph
     del graph.value_info[:]
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
@@ -239,22 +246,22 @@ def _tidied(model: Any) -> Any:
     return model
 
 
-def _state_dict(merged: nn.Module, about: dict[str, Any]) -> Made:
+def _state_dict(merged: nn.Module, about: dict[str, Any]) -> Built:
     state = {k: v for k, v in merged.state_dict().items() if isinstance(v, Tensor)}
     state = {k: v.contiguous().clone() for k, v in state.items()}  # tied weights are stored twice
-    # One string, since several would stand in another order each time.
+    # One string, because several would be in a different order each time.
     blob = safetensors.torch.save(state, {"covnorm": json.dumps(about, ensure_ascii=False)})
     plain = copy.deepcopy(merged)
-    with _told(f"{type(merged).__name__} does not load its state dict"):
-        # Bytes that were made a moment ago, in a format that has no code to run.
+    with _exporter_errors(f"{type(merged).__name__} does not load its state dict"):
+        # These bytes were just made, and the format cannot contain code.
         plain.load_state_dict(safetensors.torch.load(blob), assign=True)
     return blob, plain
 
 
 def _restore_(plain: nn.Module, net: MultiDomainNetwork) -> dict[str, dict[str, Any]]:
-    """Give merged layers the backbone's keys again; returns {layer: settings} that still differ.
+    """Give merged layers the backbone's keys again. Return {layer: settings} that still differ.
 
-    A bias b that merging added goes into the norm behind: norm(z + b) is norm(z) with mean − b.
+    A bias b that merging added moves into the norm after it: norm(z + b) is norm(z) with mean − b.
     """
     changed: dict[str, dict[str, Any]] = {}
     for name, site in net.sites.items():
@@ -276,56 +283,58 @@ def _restore_(plain: nn.Module, net: MultiDomainNetwork) -> dict[str, dict[str, 
 # ── the check ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _answer(net: MultiDomainNetwork, name: str, x: Tensor) -> Tensor:
+def _logits(net: MultiDomainNetwork, name: str, x: Tensor) -> Tensor:
     anchor = next(net.backbone.parameters())
     with eval_mode(net.backbone, net.domain(name)):
         y = net(x.to(anchor.device, anchor.dtype), domain=name)
     if not isinstance(y, Tensor) or len(y) != len(x):
         raise CovNormError(
-            f"domain {name!r} answers {type(y).__name__}: a network that is exported answers one "
-            "tensor (n, …); to='domain' takes any"
+            f"domain {name!r} returns a {type(y).__name__}: only networks that return one tensor "
+            "(n, …) can be exported. Use to='domain'."
         )
     if not y.isfinite().all():
-        raise CovNormError(f"domain {name!r} answers NaN or Inf to random images: train it anew")
+        raise CovNormError(f"domain {name!r} returns NaN or Inf for random images. Retrain it.")
     return y.cpu().float()
 
 
 def _difference(
     what: str, run: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, net: MultiDomainNetwork
 ) -> float:
-    """The largest to y of what runs on x, within what rounding in the network itself may cost."""
-    with _told(f"{what} does not run on a batch of {len(x)}"):
-        found = run(x)
+    """Return the largest difference of run(x) to y. More than rounding can cause is an error."""
+    with _exporter_errors(f"{what} does not run on a batch of {len(x)}"):
+        result = run(x)
     anchor = next(net.backbone.parameters())
     eps = max(torch.finfo(anchor.dtype).eps, 0 if anchor.device.type == "cpu" else 2**-10)  # TF32
     limit = max(1e-4, 32 * eps) * (1 + y.abs().max().item())
-    far = (found - y).abs().max().item() if found.shape == y.shape else torch.inf
-    if not far <= limit:
+    difference = (result - y).abs().max().item() if result.shape == y.shape else torch.inf
+    if not difference <= limit:
         raise CovNormError(
-            f"{what} differs from the network by {far:.3g} on a batch of {len(x)}, allowed is "
-            f"{limit:.3g}; nothing is written: {_REMEDY}"
+            f"{what} differs from the network by {difference:.3g} on a batch of {len(x)}, more "
+            f"than {limit:.3g}. Nothing was written. {_REMEDY}"
         )
-    return far
+    return difference
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
-    """An exporter's errors become `what` and their first line. What it has to say about its own
-    future is not for the user; other warnings are."""
+def _exporter_errors(what: str) -> Iterator[None]:
+    """Turn errors of an exporter into CovNormErrors: `what`, and the first line of the message.
+
+    Its deprecation warnings are hidden, because users cannot act on them.
+    """
     try:
         with warnings.catch_warnings():
             for category in (FutureWarning, DeprecationWarning):
                 warnings.simplefilter("ignore", category)
             yield
-    except Exception as error:  # each exporter has many kinds
+    except Exception as error:  # exporters raise many types
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
-        raise CovNormError(f"{what} ({reason}); nothing is written: {_REMEDY}") from error
+        raise CovNormError(f"{what} ({reason}). Nothing was written. {_REMEDY}") from error
 
 
 def _write(contents: dict[Path, bytes]) -> None:
-    """Each file whole; where one cannot be written, no new one stays."""
-    fresh: list[Path] = []
+    """Write each file completely. If one fails, remove those that did not exist before."""
+    new: list[Path] = []
     try:
         for file, data in contents.items():
             with records.blame(file):
@@ -333,8 +342,8 @@ def _write(contents: dict[Path, bytes]) -> None:
                 replaces = file.exists()
                 records.write_file(file, data)
             if not replaces:
-                fresh.append(file)
+                new.append(file)
     except BaseException:
-        for file in fresh:
+        for file in new:
             file.unlink()
         raise

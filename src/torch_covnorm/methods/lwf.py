@@ -1,7 +1,7 @@
-"""Learning without forgetting (Li & Hoiem 2017): fine-tune all, and keep the old head's answers.
+"""Learning without forgetting (Li & Hoiem 2017): fine-tune all, and keep the old head's outputs.
 
-The shared weights change, so this is a fork of the network: the domain gets its own copy of every
-weight, of the old head too, and the backbone itself stays as it was.
+The shared weights would change, so this is a fork of the network: the domain gets a copy of every
+weight, including the old head, and the backbone itself stays as it is.
 """
 
 from __future__ import annotations
@@ -23,49 +23,53 @@ from ..network.routing import eval_mode
 from ..training.batches import images_of
 
 
-def distillation(answers: Tensor, targets: Tensor, T: float = 2.0) -> Tensor:
-    """``-sum softmax(targets / T) log softmax(answers / T)``: the mean over (n, classes)."""
-    return F.cross_entropy(answers / T, (targets / T).softmax(1))
+def distillation(logits: Tensor, targets: Tensor, T: float = 2.0) -> Tensor:
+    """Return ``-sum softmax(targets / T) log softmax(logits / T)``, averaged over n images.
+
+    Both are (n, classes).
+    """
+    return F.cross_entropy(logits / T, (targets / T).softmax(1))
 
 
 def fork_(net: MultiDomainNetwork, name: str) -> Domain:
-    """Give a domain of adapter="own" a copy of the backbone's own head too: the old task's."""
+    """Give a domain with adapter="own" a copy of the backbone's head too, for the old task."""
     domain = net.domain(name)
     if net.head_name is None:
         raise CovNormError(
-            "lwf keeps the answers of the backbone's own head, and this one has none"
+            "lwf keeps the outputs of the backbone's head, but this backbone has no head: choose "
+            "one with head="
         )
     if net.head_name not in domain.weights:
         domain.weights[net.head_name] = OwnWeights(_head(net))
     return domain
 
 
-class OldAnswers:
-    """The fork's answers on the old task, from the features of the newest forward pass."""
+class OldHead:
+    """The old task's outputs of a fork, from the features of its latest forward pass."""
 
     def __init__(self, net: MultiDomainNetwork, name: str) -> None:
         self.net, self.domain = net, net.domain(name)
         if self.domain.head is None or str(net.head_name) not in self.domain.weights:
             raise CovNormError(
-                f"domain {name!r} is no fork with an old head: adapt one with method='lwf'"
+                f"domain {name!r} is not a fork with an old head: adapt one with method='lwf'"
             )
         self.features: Tensor | None = None
-        self.answer: Tensor | None = None
+        self.output: Tensor | None = None
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[OldAnswers]:
-        """Inside, forward passes of the domain are seen."""
+    def watching(self) -> Iterator[OldHead]:
+        """Observe the forward passes of the domain inside."""
         thread = threading.get_ident()
 
-        def see(_: nn.Module, args: tuple[Tensor], answer: Tensor) -> None:
+        def see(_: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
             if threading.get_ident() == thread:
-                self.features, self.answer = args[0], answer
+                self.features, self.output = args[0], output
 
-        def compare(_: nn.Module, args: Any, kwargs: dict[str, Any], answer: Any) -> None:  # noqa: ARG001
+        def compare(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:  # noqa: ARG001
             ours = kwargs.get("domain") == self.domain.name and threading.get_ident() == thread
-            if ours and answer is not self.answer:
+            if ours and output is not self.output:
                 raise CovNormError(
-                    "lwf compares the answers of heads, and this backbone does more behind its "
+                    "lwf compares the outputs of heads, but this backbone has layers after its "
                     f"head {self.net.head_name!r}: choose the last layer with head="
                 )
 
@@ -79,18 +83,18 @@ class OldAnswers:
         finally:
             for hook in hooks:
                 hook.remove()
-            self.features = self.answer = None
+            self.features = self.output = None
 
     def now(self) -> Tensor:
-        """(n, old classes): the old head, as the fork has it, on the features seen last."""
+        """Return the fork's old head on the latest features: (n, old classes)."""
         assert self.features is not None
         head = _head(self.net)
-        own = self.domain.weights[str(self.net.head_name)].parameters_for(head)
-        return double(head, own)(self.features)
+        weights = self.domain.weights[str(self.net.head_name)].parameters_for(head)
+        return double(head, weights)(self.features)
 
     @torch.no_grad()
     def before(self, images: Tensor) -> Tensor:
-        """(n, old classes): the answers of the unchanged backbone, the targets."""
+        """Return the targets, the outputs of the unchanged backbone: (n, old classes)."""
         with eval_mode(self.net.backbone):
             targets: Tensor = self.net.backbone(images)
         return targets
@@ -103,26 +107,26 @@ def forgetting(
     loader: Iterable[Any],
     source: Iterable[Any] | None = None,
 ) -> dict[str, float]:
-    """What a fork has forgotten, in percent and points.
+    """Measure what a fork has forgotten, in percent and points.
 
-    `agreement`: on how many of the loader's images the fork's old head answers as the backbone's.
-    With (images, labels) of the old task as `source`: its accuracy `before` and `after`, and the
-    difference, `forgetting`.
+    `agreement` is the share of the loader's images on which the fork's old head agrees with the
+    backbone's. With (images, labels) of the old task as `source`, `before` and `after` are its
+    accuracies, and `forgetting` is their difference.
     """
     found: dict[str, float] = {}
-    with OldAnswers(net, name).watched() as old, eval_mode(net):
-        answers = [_answers(old, name, images_of(batch)) for batch in loader]
-        found["agreement"] = _percent([(after == before) for before, after in answers])
+    with OldHead(net, name).watching() as old, eval_mode(net):
+        classes = [_old_classes(old, name, images_of(batch)) for batch in loader]
+        found["agreement"] = _percent([(after == before) for before, after in classes])
         if source is not None:
-            truth = [(*_answers(old, name, x), torch.as_tensor(y).cpu()) for x, y in source]
+            truth = [(*_old_classes(old, name, x), torch.as_tensor(y).cpu()) for x, y in source]
             found["before"] = _percent([before == y for before, _, y in truth])
             found["after"] = _percent([after == y for _, after, y in truth])
             found["forgetting"] = found["before"] - found["after"]
     return found
 
 
-def _answers(old: OldAnswers, name: str, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The old task's classes as the backbone and as the fork names them."""
+def _old_classes(old: OldHead, name: str, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The old task's classes as the backbone and as the fork predict them."""
     images = images.to(next(old.net.backbone.parameters()).device)
     old.net(images, domain=name)
     return old.before(images).argmax(1).cpu(), old.now().argmax(1).cpu()
@@ -131,7 +135,7 @@ def _answers(old: OldAnswers, name: str, images: Tensor) -> tuple[Tensor, Tensor
 def _percent(right: list[Tensor]) -> float:
     n = sum(len(r) for r in right)
     if n == 0:
-        raise CovNormError("the loader gave no images to measure forgetting on")
+        raise CovNormError("the loader yielded no images to measure forgetting on")
     return 100 * sum(int(r.sum()) for r in right) / n
 
 

@@ -12,7 +12,7 @@ from ..compress.covnorm import absorb_, choose_ranks, normalize_to_, ranks_withi
 from ..compress.geometric import svd_
 from ..compress.gradients import predicted_loss
 from ..compress.joint import join_, join_svd_
-from .lwf import OldAnswers, distillation, forgetting, fork_
+from .lwf import OldHead, distillation, forgetting, fork_
 from .run import Run
 from .smallest import smallest_file
 
@@ -51,7 +51,7 @@ def _lwf(run: Run) -> None:
         warm_up = replace(run.config.training, epochs=epochs, lr=lr, head_lr=None)
         assert domain.head is not None
         run.fit("warm-up", warm_up, list(domain.head.parameters()))
-    with OldAnswers(run.net, run.name).watched() as old:
+    with OldHead(run.net, run.name).watching() as old:
 
         def keep(images: Tensor) -> Tensor:
             return strength * distillation(old.now(), old.before(images), T)

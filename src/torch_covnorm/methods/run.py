@@ -29,9 +29,8 @@ from ..stats.decomposition import Decomposition
 from ..stats.moments import Moments
 from ..training.batches import images_of
 from ..training.evaluation import evaluate
-from ..training.fit import fit
-from ..training.loop import Penalty
-from ..training.progress import Progress, Report, Watched
+from ..training.fit import Penalty, fit
+from ..training.progress import Progress, Report, WatchedLoader
 from ..training.schedules import Training
 from ..training.seeds import seed_all, seed_loader
 from ..training.snapshot import Snapshot, restore_, tensors_of
@@ -282,7 +281,7 @@ class Run:
             images += len(images_of(batch))
             self.report(stage, step, steps, images / (time.perf_counter() - start))
 
-        return Watched(batches, report)
+        return WatchedLoader(batches, report)
 
     def _test(self, stage: str) -> None:
         """Measure the test data; nothing is decided by it."""

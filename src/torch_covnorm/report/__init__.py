@@ -1,4 +1,4 @@
-"""One HTML file about an ecology: what its domains are, how well they do and what they cost."""
+"""One HTML file about an ecology: its domains, how well they do and what they cost."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["facts_of", "write_report"]
 
 
 def write_report(facts: Mapping[str, Any], file: str | os.PathLike[str]) -> Path:
-    """Write the report of an ecology, whole or not at all; the same facts give the same bytes.
+    """Write the report of an ecology, whole or not at all; equal facts give equal bytes.
 
-    The file needs nothing beside it: no script, no other file, no network.
+    The page is one file: no script, no other file, no network.
 
     Args:
         facts: {"ecology": {"name", "backbone": {"name", "parameters", "bytes", "fingerprint"},
             "made", "version"}, "bases": [{"name", "parameters", "bytes", "domains", "ranks"}],
             "domains": [a domain's stored record, with "images": {key: PNG bytes}]}.
-        file: where to; its folder is made where it is missing.
+        file: the file to write; a missing folder is created.
     """
     try:
         import jinja2  # noqa: F401
@@ -34,7 +34,7 @@ def write_report(facts: Mapping[str, Any], file: str | os.PathLike[str]) -> Path
             f"a report needs {error.name}: pip install 'torch-covnorm[report]'"
         ) from error
     path = Path(file)
-    # A folder's name need not be UTF-8; what cannot be written becomes a question mark.
+    # A folder's name may not be UTF-8: what cannot be written becomes a question mark.
     page = render(facts).encode("utf-8", errors="replace")
     with blame(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,19 +1,20 @@
-"""What a figure is drawn on: by matplotlib, and what leaves is a small SVG in the page's colours.
+"""Axes for the report's figures: drawn by matplotlib, written as a small SVG.
 
 One unit is one CSS pixel. Colours become CSS variables, so a figure is light or dark with its page.
-Names of domains never go through matplotlib: its fonts lack most scripts and it reads $ as
-mathematics; they are set as SVG text in the page's own font.
+Names of domains bypass matplotlib, because its fonts lack most scripts and it reads $ as
+mathematics. They are SVG text in the page's own font.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
-import unicodedata
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .svg import LINE, SOFT, lean
+from .wording import shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,48 +35,39 @@ STYLE: dict[Any, Any] = {
     "lines.solid_capstyle": "round",
     "path.simplify": False,
 }
-WIDTH, NAMES = 460, 132  # of a wide figure, and of the names at its left
+WIDTH, NAMES = 460, 132  # of a wide figure, and of the names on its left
 ROW = 38
 
 
-class house_style:
-    """The same look whatever the user's matplotlibrc says, and theirs again behind it."""
+@contextlib.contextmanager
+def house_style() -> Iterator[None]:
+    """Draw in one style whatever the user's matplotlibrc says; also a decorator."""
+    import matplotlib
 
-    def __enter__(self) -> None:
-        import matplotlib
-
-        self.context = matplotlib.rc_context()
-        self.context.__enter__()
+    with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
-
-    def __exit__(self, *error: Any) -> None:
-        self.context.__exit__(*error)
+        yield
 
 
 def one_pair(
     width: float, height: float, left: float, right: float, top: float, bottom: float
 ) -> tuple[Figure, Axes]:
-    """A figure of that many pixels with one frameless pair of axes, without tick marks."""
+    """Return a figure of that many pixels with one pair of axes, without frame or tick marks."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
-    place = (
-        left / width,
-        bottom / height,
-        (width - left - right) / width,
-        (height - top - bottom) / height,
-    )
-    axes = figure.add_axes(place)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    x, w = left / width, (width - left - right) / width
+    y, h = bottom / height, (height - top - bottom) / height
+    axes = figure.add_axes((x, y, w, h))
+    axes.spines[:].set_visible(False)
     axes.tick_params(left=False, bottom=False, which="both", pad=6)
     axes.set_axisbelow(True)
     return figure, axes
 
 
 def named_rows(n: int, x: tuple[float, float], right: float) -> tuple[Figure, Axes]:
-    """Axes with a row a name, the first at the top, and room for the names at the left."""
+    """Return axes with n rows, the first on top, and room for their names on the left."""
     figure, axes = one_pair(WIDTH, ROW * n + 50, left=NAMES, right=right, top=2, bottom=48)
     axes.set_ylim(n - 0.5, -0.5)
     axes.set_xlim(*x)
@@ -86,7 +78,7 @@ def named_rows(n: int, x: tuple[float, float], right: float) -> tuple[Figure, Ax
 
 
 def by_layer(axes: Axes, n: int) -> None:
-    """The x axis of n layers."""
+    """Label the x axis with n layers."""
     axes.set_xlim(0.3, n + 0.7)
     axes.set_xticks(from_one(n))
     axes.set_xlabel("layer, in network order")
@@ -94,34 +86,27 @@ def by_layer(axes: Axes, n: int) -> None:
 
 
 def whole_steps(n: int) -> list[int]:
-    """0 … n in at most six whole steps of 1, 2 or 5 times a power of ten."""
+    """Return 0 … n in at most six steps of 1, 2 or 5 times a power of ten."""
     step = next(m * 10**p for p in range(9) for m in (1, 2, 5) if m * 10**p * 6 >= n)
     return list(range(0, n + 1, step))
 
 
 def from_one(n: int) -> list[int]:
-    """1 and the whole steps behind it."""
+    """Return 1 and the whole steps after it."""
     return [1, *(v for v in whole_steps(n) if v > 1)]
 
 
-def as_svg(figure: Figure, about: str, key: str, names: Sequence[str] = ()) -> str:
-    """The figure as text, with a name at the left of every row."""
+def as_svg(figure: Figure, label: str, key: str, names: Sequence[str] = ()) -> str:
+    """Return the figure as SVG text, with a name on the left of every row.
+
+    Screen readers read `label`. All ids begin with `key`.
+    """
     stream = io.BytesIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
-    svg = lean(stream.getvalue(), about, key)
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(stream, format="svg", transparent=True, metadata=no_metadata)
+    svg = lean(stream.getvalue(), label, key)
     for i, name in enumerate(names):
         y = f"{2 + ROW * (i + 0.5) + 4:g}"
         text = ET.SubElement(svg, "text", {"class": "name", "x": str(NAMES - 12), "y": y})
         text.text = shortened(name, 17)
     return ET.tostring(svg, encoding="unicode")
-
-
-def shortened(text: str, columns: int) -> str:
-    """The text, or its start and …, within that many columns; wide characters take two."""
-    used = 0
-    for i, character in enumerate(text):
-        used += 2 if unicodedata.east_asian_width(character) in "WF" else 1
-        if used > columns:
-            return text[: max(i - 1, 1)] + "…"
-    return text

@@ -1,4 +1,4 @@
-"""What the report says of one domain."""
+"""What the report says about one domain."""
 
 from __future__ import annotations
 
@@ -26,25 +26,24 @@ STAGES = {
     "compressed": "compressed, not tuned",
     "final": "final, as stored",
 }
-KINDS = {
+PARTS = {
     "adapter": "adapter matrices",
-    "mask": "masks, 1 bit a weight, in units of 32 bits",
-    "bias": "biases of the adapters",
+    "mask": "masks, 1 bit per weight, in units of 32 bits",
+    "bias": "adapter biases",
     "norm": "norms",
     "head": "head",
-    "own": "a module of its own",
+    "own": "extra module",
 }
-# What a record may lack.
+# Defaults for what a record may lack.
 SOURCE: dict[str, Any] = {"path": None, "digest": None, "unreadable": 0, "duplicates": 0}
 EVENT = dict.fromkeys(("time", "what", "method", "accuracy", "parameters", "bytes"))
-EXAMPLE = dict.fromkeys(("truth", "label", "probability", "image"))
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
-# Options of `covnorm add` by these names; it takes any other setting by --set.
+# Settings that are options of `covnorm add`; the others are passed by --set.
 FLAGS = ("variance", "max_drop", "epochs", "lr", "norms", "batch", "seed", "dtype")
 
 
 def row_of(record: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A domain in the table: a fine-tuned copy and a mask are adapters too, as in `account`."""
+    """Return a domain's row in the table. Fine-tuned copies and masks count as adapters."""
     results = record["results"]
     counts, on = results["parameters"], results["on"]
     return {
@@ -57,78 +56,78 @@ def row_of(record: Mapping[str, Any], key: str) -> dict[str, Any]:
         "accuracy": {stage: results["accuracy"].get(stage) for stage in STAGES},
         "adapter": counts["adapter"] + counts.get("mask", 0),
         "masked": bool(counts.get("mask")),
-        "network": results["denominators"]["network"],
-        "ra": results["denominators"]["ra"],
+        "denominators": results["denominators"],
         "bytes": results["bytes"],
-        "backbone_bytes": results["backbone_bytes"],
         "basis": (record.get("basis") or {}).get("name"),
     }
 
 
-def details_of(record: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """All that its part of the page says; `key` begins the ids of its figures."""
-    results = record["results"]
-    row = row_of(record, key)
-    final, images = row["accuracy"]["final"], row["images"]
-    error = None
-    if final is not None and images:
-        error = 100 * math.sqrt(final / 100 * (1 - final / 100) / images)
-    known = METHODS.get(record["method"])
+def details_of(record: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return everything that the domain's own section shows; ids begin with the row's key."""
+    results, method = record["results"], METHODS.get(record["method"])
+    counts, key = results["parameters"], row["key"]
+    settings = {k: v for k, v in record["settings"].items() if v is not None and k != "method"}
+    preprocessing = record.get("preprocessing")  # any JSON value, if a user stored the domain
+    preprocessing = preprocessing if isinstance(preprocessing, dict) else {}
     return {
         **row,
-        "summary": known.summary if known else None,
+        "summary": method and method.summary,
         "source": {**SOURCE, **record["source"]},
-        "preprocessing": _inputs(record),
-        "error": error,
+        "preprocessing": preprocessing,
+        "error": _standard_error(row["accuracy"]["final"], row["images"]),
         "chance": _chance(record),
         "balance": _balance(record),
         "ranks": _ranks(results, key),
-        "spectra": _spectra(record, key),
-        "parts": _parts(results["parameters"]),
-        "total": results["parameters"]["total"],
-        "shared": results["parameters"].get("shared", 0),
-        "denominators": results["denominators"],
+        "spectra": _spectra(results, settings.get("variance"), key),
+        "parts": _parts(counts),
+        "total": counts["total"],
+        "shared": counts.get("shared", 0),
         "dtype": results["dtype"],
         "storage": results.get("storage") or {},
         "declined": bool(results.get("declined")),
         "confusion": _confusion(record, key),
         "examples": _examples(record),
         "history": [{**EVENT, **event} for event in record.get("history") or ()],
-        "settings": {k: _plain(v) for k, v in _settings(record).items()},
-        "command": _command(record),
+        "settings": {
+            k: v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
+            for k, v in settings.items()
+        },
+        "command": _command(record, settings, preprocessing),
         "seconds": results.get("seconds") or {},
     }
 
 
+def _standard_error(accuracy: float | None, images: int | None) -> float | None:
+    """Return sqrt(p (1 - p) / n), in points."""
+    if accuracy is None or not images:
+        return None
+    return 100 * math.sqrt(accuracy / 100 * (1 - accuracy / 100) / images)
+
+
 def _chance(record: Mapping[str, Any]) -> float | None:
-    """Accuracy of one answer for all: the share of the most frequent class, in percent."""
+    """Return the share of the most frequent class, in percent: one answer for all images."""
     counts = record["source"].get("balance", {}).get(record["results"]["on"]) or {}
     return 100 * max(counts.values()) / sum(counts.values()) if sum(counts.values()) else None
 
 
-def _balance(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Images a class: all of them, or the largest and the smallest where there are many."""
-    splits = {s: c for s, c in record["source"].get("balance", {}).items() if c}
-    first: Mapping[str, int] = next(iter(splits.values()), {})
-    classes = record["classes"] or ()
-    rows: list[dict[str, Any]] = [
-        {"name": name, "counts": [counts.get(name, 0) for counts in splits.values()]}
-        for name in classes
-    ]
-    most = max(first.values(), default=0)
-    for row in rows:
-        row["width"] = 100 * row["counts"][0] / most if most else 0
-    left_out = max(0, len(rows) - NAMED) if len(rows) > NAMED + 4 else 0
+def _balance(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the images per class; of many classes, only the largest and the smallest."""
+    splits = {split: n for split, n in record["source"].get("balance", {}).items() if n}
+    rows = [(name, [n.get(name, 0) for n in splits.values()]) for name in record["classes"] or ()]
+    if not splits or not rows:
+        return None
+    first = [counts[0] for _, counts in rows]
+    left_out = len(rows) - NAMED if len(rows) > NAMED + 4 else 0
     if left_out:
-        rows.sort(key=lambda r: -r["counts"][0] if splits else 0)
+        rows.sort(key=lambda row: -row[1][0])
         rows = rows[: NAMED // 2] + rows[-(NAMED // 2) :]
     return {
         "splits": list(splits),
         "rows": rows,
         "left_out": left_out,
         "cut": NAMED // 2,
-        "least": min((first.get(name, 0) for name in classes), default=0),
-        "most": most,
+        "least": min(first),
+        "most": max(first),
     }
 
 
@@ -140,26 +139,22 @@ def _ranks(results: Mapping[str, Any], key: str) -> dict[str, Any] | None:
         {"site": site, "d": widths[site], "kx": kx, "ky": ky, "eta": ky / kx if kx else None}
         for site, (kx, ky) in ranks.items()
     ]
-    d, kx, ky = ([row[name] for row in rows] for name in ("d", "kx", "ky"))
+    d, kx, ky, eta = ([row[name] for row in rows] for name in ("d", "kx", "ky", "eta"))
     known = [row for row in rows if row["eta"] is not None]
-    lowest = min(known, key=lambda row: row["eta"], default=None)
     span = f"kx from {min(kx)} to {max(kx)}, ky from {min(ky)} to {max(ky)}"
-    etas = ", ".join(f"{row['eta']:.2f}" for row in known)
+    listed = ", ".join(f"{row['eta']:.2f}" for row in known)
     return {
         "rows": rows,
-        "lowest": lowest,
+        "lowest": min(known, key=lambda row: row["eta"], default=None),
         "below_one": sum(row["eta"] < 1 for row in known),
         "figure": figures.ranks(d, kx, ky, f"Ranks of {len(rows)} layers: {span}", f"{key}r"),
-        "ratios": figures.ratios(
-            [row["eta"] for row in rows], f"Ratio ky/kx by layer: {etas}", f"{key}e"
-        ),
+        "ratios": figures.ratios(eta, f"Ratio ky/kx by layer: {listed}", f"{key}e"),
     }
 
 
-def _spectra(record: Mapping[str, Any], key: str) -> dict[str, Any] | None:
-    """The first, the middle and the last site that have a spectrum."""
-    results, t = record["results"], record["settings"].get("variance")
-    spectra = results.get("spectra") or {}
+def _spectra(results: Mapping[str, Any], t: Any, key: str) -> dict[str, Any] | None:
+    """Return the spectra of the first, the middle and the last site that have one."""
+    spectra, ranks = results.get("spectra") or {}, results.get("ranks") or {}
     sites = list(spectra)
     if not sites:
         return None
@@ -170,31 +165,27 @@ def _spectra(record: Mapping[str, Any], key: str) -> dict[str, Any] | None:
         # x and y have variances; the square of A's singular values is y's variance for white x.
         values = {**spectra[site], "A": [s * s for s in spectra[site]["A"]]}
         curves = {name: figures.curve(values[name]) for name in ("x", "y", "A")}
-        kept = dict(zip("xy", (results.get("ranks") or {}).get(site, ()), strict=False))
+        kept = dict(zip("xy", ranks.get(site, ()), strict=False))
         needs = {
             n: by_variance(torch.tensor(values[n], dtype=torch.float64), threshold) for n in curves
         }
-        about = f"Variance explained at {site}: {_said_needs(needs, threshold)}"
+        listed = ", ".join(f"{k} for {name}" for name, k in needs.items())
+        label = f"Directions for {100 * threshold:g} percent of the variance at {site}: {listed}"
         panels.append(
             {
                 "site": site,
                 "needs": needs,
                 "sizes": {name: len(values[name]) for name in curves},
-                "figure": figures.spectrum(curves, kept, threshold, about, f"{key}s{i + 1}"),
+                "figure": figures.spectrum(curves, kept, threshold, label, f"{key}s{i + 1}"),
             }
         )
     return {"panels": panels, "t": 100 * threshold, "given": threshold == t}
 
 
-def _said_needs(needs: Mapping[str, int], t: float) -> str:
-    parts = ", ".join(f"{k} for {name}" for name, k in needs.items())
-    return f"directions for {100 * t:g} percent of the variance: {parts}"
-
-
 def _parts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Parameters by kind, the known kinds in their order, what is zero left out."""
-    names = [*KINDS, *(k for k in counts if k not in (*KINDS, "total", "shared"))]
-    return [(KINDS.get(k, k), counts[k]) for k in names if counts.get(k)]
+    """Return (part, parameters), the known parts first, without those that are zero."""
+    names = [*PARTS, *(k for k in counts if k not in (*PARTS, "total", "shared"))]
+    return [(PARTS.get(k, k), counts[k]) for k in names if counts.get(k)]
 
 
 def _confusion(record: Mapping[str, Any], key: str) -> dict[str, Any] | None:
@@ -207,63 +198,49 @@ def _confusion(record: Mapping[str, Any], key: str) -> dict[str, Any] | None:
     sums = counts.sum(1)
     shares = counts / np.maximum(sums, 1)[:, None]
     mistakes = counts - np.diag(np.diag(counts))
-    order = np.argsort(-mistakes, axis=None, kind="stable")[:5]
-    pairs = [divmod(int(i), len(names)) for i in order]
-    found: dict[str, Any] = {
+    worst = np.argsort(-mistakes, axis=None, kind="stable")[:5]
+    pairs = zip(*np.unravel_index(worst, counts.shape), strict=True)
+    rows = figure = None
+    if len(names) <= NUMBERED:
+        shades = np.sqrt(shares).round(2).tolist()
+        rows = [
+            (name, list(zip(n, shade, strict=True)))
+            for name, n, shade in zip(names, counts.tolist(), shades, strict=True)
+        ]
+    else:
+        right = 100 * np.trace(counts) / max(counts.sum(), 1)
+        label = f"Confusion matrix of {len(names)} classes; {right:.1f} percent on the diagonal"
+        figure = figures.heat_map(shares, label, f"{key}c")
+    return {
         "worst": [(names[i], names[j], counts[i, j], sums[i]) for i, j in pairs if mistakes[i, j]],
         "names": names,
         "long": any(len(name) > 3 for name in names),
-        "rows": None,
-        "figure": None,
+        "rows": rows,
+        "figure": figure,
     }
-    if len(names) <= NUMBERED:
-        cells = [
-            [(n, round(float(s) ** 0.5, 2)) for n, s in zip(*row, strict=True)]
-            for row in zip(counts.tolist(), shares, strict=True)
-        ]
-        found["rows"] = list(zip(names, cells, strict=True))
-    else:
-        right = 100 * np.diag(counts).sum() / max(counts.sum(), 1)
-        about = f"Confusion matrix of {len(names)} classes; {right:.1f} percent on the diagonal"
-        found["figure"] = figures.heat_map(shares, about, f"{key}c")
-    return found
 
 
 def _examples(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    images = record.get("images") or {}
-    found = []
+    images, examples = record.get("images") or {}, []
     for example in (record["results"].get("examples") or [])[:SHOWN]:
-        data = images.get(example["image"])
-        link = None if data is None else f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        png = images.get(example["image"])
+        link = png and f"data:image/png;base64,{base64.b64encode(png).decode()}"
         right = example["truth"] == example["label"]
-        found.append({**EXAMPLE, **example, "right": right, "link": link})
-    return found
+        examples.append({"probability": None, **example, "right": right, "link": link})
+    return examples
 
 
-def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, the method apart."""
-    given: Mapping[str, Any] = record["settings"]
-    return {k: v for k, v in given.items() if v is not None and k != "method"}
-
-
-def _command(record: Mapping[str, Any]) -> str | None:
-    """The `covnorm add` that makes the domain again; None for one that it did not make."""
-    given, folder, inputs = _settings(record), record["source"].get("path"), _inputs(record)
-    if record.get("basis") or not folder or "augment" in given:
+def _command(
+    record: Mapping[str, Any], settings: Mapping[str, Any], preprocessing: Mapping[str, Any]
+) -> str | None:
+    """Return the `covnorm add` that makes the domain again; None if another way made it."""
+    folder = record["source"].get("path")
+    if record.get("basis") or not folder or "augment" in settings:
         return None
     words = ["covnorm", "add", record["name"], folder, "--method", record["method"]]
-    for name, value in given.items():
+    for name, value in settings.items():
         flag = f"--{name.replace('_', '-')}"
         words += [flag, str(value)] if name in FLAGS else ["--set", f"{name}={json.dumps(value)}"]
     for name in ("size", "fit"):
-        words += [f"--{name}", str(inputs[name])] if name in inputs else []
+        words += [f"--{name}", str(preprocessing[name])] if name in preprocessing else []
     return shlex.join(words)
-
-
-def _inputs(record: Mapping[str, Any]) -> dict[str, Any]:
-    found = record.get("preprocessing")  # any JSON value, a dictionary where we made it
-    return found if isinstance(found, dict) else {}
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""What the report shows of an ecology."""
+"""What the report shows of an ecology, as plain values."""
 
 from __future__ import annotations
 
@@ -8,39 +8,35 @@ from typing import Any
 from ..ecology import Ecology
 from ..version import __version__
 
-# What is known of every domain that was added, joined or uploaded, and of others perhaps not.
-RESULTS = ("on", "accuracy", "parameters", "denominators", "bytes", "dtype")
+# Results of every domain that was added, joined or uploaded. Others may lack them.
+RESULTS = {"on", "accuracy", "parameters", "denominators", "bytes", "dtype"}
 
 
 def facts_of(ecology: Ecology) -> dict[str, Any]:
-    """All that the report shows; domains that were put without results are named, no more."""
-    backbone = ecology.backbone
-    entries = ecology.domains
-    domains, left_out = [], []
+    """Return what `write_report` takes; domains stored without results are only named."""
+    backbone, entries = ecology.backbone, ecology.domains
+    domains, left_out = {}, []
     for name in entries:
         record, facts = ecology.record(name), ecology.details(name)
-        known = set(facts.get("results", ())) >= {*RESULTS}
-        if not known or "images" not in facts.get("source", ()):
+        complete = set(facts.get("results", ())) >= RESULTS
+        if not complete or "images" not in facts.get("source", ()):
             left_out.append(name)
             continue
-        facts["results"]["backbone_bytes"] = backbone["bytes"]
         kept = {k: record[k] for k in ("classes", "preprocessing", "basis")}
-        domains.append({"name": name, **kept, **facts, "images": ecology.examples(name)})
+        domains[name] = {"name": name, **kept, **facts, "images": ecology.examples(name)}
     bases = []
     for name, blobs in ecology.bases.items():
         users = [n for n, entry in entries.items() if entry.basis == name]
-        first = next((d["results"] for d in domains if d["name"] in users), None)
-        if first is None:
-            continue
-        bases.append(
-            {
-                "name": name,
-                "parameters": first["parameters"].get("shared", 0),
-                "bytes": ecology.blobs.size(blobs["tensors"]),
-                "domains": users,
-                "ranks": first["ranks"],
-            }
-        )
+        if first := next((domains[n]["results"] for n in users if n in domains), None):
+            bases.append(
+                {
+                    "name": name,
+                    "parameters": first["parameters"].get("shared", 0),
+                    "bytes": ecology.blobs.size(blobs["tensors"]),
+                    "domains": users,
+                    "ranks": first["ranks"],
+                }
+            )
     about = {k: backbone[k] for k in ("parameters", "bytes", "fingerprint")}
     return {
         "ecology": {
@@ -50,6 +46,6 @@ def facts_of(ecology: Ecology) -> dict[str, Any]:
             "version": __version__,
         },
         "bases": bases,
-        "domains": domains,
+        "domains": list(domains.values()),
         "left_out": left_out,
     }

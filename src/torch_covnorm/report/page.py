@@ -1,24 +1,25 @@
-"""The page: all domains and each of them, laid out by ``template.html``."""
+"""The page about an ecology, laid out by ``template.html``: an overview and each domain."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import CovNormError
 from . import figures
-from .canvas import shortened
 from .details import SPLITS, STAGES, details_of, row_of
-from .wording import number, percent, plural, share, size
+from .wording import number, percent, plural, share, shortened, size
 
-DETAILED = 24  # domains with figures of their own; every one is in the table
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError)
+DETAILED = 24  # domains with a section of their own; the table lists all
 
 
 def render(facts: Mapping[str, Any]) -> str:
-    """The page as text."""
+    """Return the page as HTML text."""
     import jinja2
+    from markupsafe import Markup
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -27,57 +28,50 @@ def render(facts: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (number, size, percent, share, plural)
-    named = {f.__name__: f for f in filters}
-    environment.filters.update(named, svg=_markup, short=shortened)
+    numbers = {f.__name__: _unbroken(f) for f in (number, size, percent, share)}
+    # The texts in our own SVG are escaped already.
+    environment.filters.update(numbers, plural=plural, short=shortened, svg=Markup)
     with _blame("the ecology's facts"):
-        found = _overview(facts)
-    found["details"] = []
-    for i, record in enumerate(facts["domains"][:DETAILED], start=1):
+        view = _overview(facts)
+    view["details"] = []
+    for record, row in zip(facts["domains"][:DETAILED], view["rows"], strict=False):
         with _blame(f"domain {record.get('name')!r}"):
-            found["details"].append(details_of(record, f"d{i}"))
-    return environment.get_template("template.html").render(found)
+            view["details"].append(details_of(record, row))
+    with _blame("the ecology's facts", (*MALFORMED, jinja2.UndefinedError)):
+        return environment.get_template("template.html").render(view)
+
+
+def _unbroken(write: Callable[..., str]) -> Callable[..., str]:
+    """Return a filter whose text has no place for a line break."""
+    return lambda *args: write(*args).replace(" ", "\u00a0")
 
 
 @contextlib.contextmanager
-def _blame(what: str) -> Iterator[None]:
-    """What is missing or of the wrong kind inside is the fault of `what`."""
+def _blame(what: str, errors: tuple[type[Exception], ...] = MALFORMED) -> Iterator[None]:
+    """Blame missing or malformed values on `what`."""
     try:
         yield
-    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+    except errors as error:
         raise CovNormError(
-            f"{what}: incomplete or malformed ({error!r}): see what `covnorm verify` finds"
+            f"{what}: incomplete or malformed ({error!r}): run `covnorm verify`"
         ) from error
 
 
 def _overview(facts: Mapping[str, Any]) -> dict[str, Any]:
     ecology, bases, records = facts["ecology"], facts["bases"], facts["domains"]
-    backbone, n = ecology["backbone"], len(records)
+    backbone = ecology["backbone"]
     total = sum(r["results"]["bytes"] for r in records) + sum(b["bytes"] for b in bases)
     rows = [row_of(r, f"d{i}") for i, r in enumerate(records, start=1)]
-    few = rows[:DETAILED]
-    charts = {}
-    if few:
-        about = "Accuracy by domain, in percent of the images: "
-        parts = (f"{r['name']} {_said(r['accuracy']['final'])}" for r in few)
-        stages = [(_label(r), list(r["accuracy"].values())) for r in few]
-        charts["accuracy"] = figures.accuracies(stages, about + ", ".join(parts), "fa")
-        bars = [(r["name"], 100 * r["adapter"] / max(r["ra"], 1), False) for r in few]
-        ra = few[0]["ra"]
-        bars += [(b["name"] + " (basis)", 100 * b["parameters"] / max(ra, 1), True) for b in bases]
-        about = "Adapter parameters in percent of RA's: "
-        parts = (f"{name} {part:.1f}" for name, part, _ in bars)
-        charts["parameters"] = figures.parameters(bars, about + ", ".join(parts), "fp")
     return {
         "ecology": ecology,
         "backbone": backbone,
         "bases": [{**b, "span": _span(b["ranks"])} for b in bases],
         "rows": rows,
-        "charts": charts,
+        "charts": _charts(rows[:DETAILED], bases) if rows else {},
         "total": {
             "bytes": total,
             "with_backbone": total + backbone["bytes"],
-            "copies": n * backbone["bytes"],
+            "copies": len(records) * backbone["bytes"],
             "parameters": sum(r["adapter"] for r in rows) + sum(b["parameters"] for b in bases),
         },
         "left_out": facts.get("left_out", []),
@@ -87,8 +81,27 @@ def _overview(facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _label(row: Mapping[str, Any]) -> str:
-    """Validation is never shown as if it were test."""
+def _charts(
+    rows: Sequence[Mapping[str, Any]], bases: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    finals = ((row["name"], row["accuracy"]["final"]) for row in rows)
+    listed = (f"{name} {'not measured' if p is None else f'{p:.1f}'}" for name, p in finals)
+    label = f"Accuracy by domain, in percent of the images: {', '.join(listed)}"
+    stages = [(_name(row), list(row["accuracy"].values())) for row in rows]
+    ra = max(rows[0]["denominators"]["ra"], 1)
+    bars = [(row["name"], 100 * row["adapter"] / ra, False) for row in rows]
+    bars += [(f"{b['name']} (basis)", 100 * b["parameters"] / ra, True) for b in bases]
+    parts = ", ".join(f"{name} {part:.1f}" for name, part, _ in bars)
+    return {
+        "accuracy": figures.accuracies(stages, label, "fa"),
+        "parameters": figures.parameters(
+            bars, f"Adapter parameters in percent of RA's: {parts}", "fp"
+        ),
+    }
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """Return the domain's name, with its split unless that is test."""
     name: str = row["name"]
     return name if row["on"] == "test" else f"{shortened(name, 9)} ({row['on']})"
 
@@ -98,14 +111,3 @@ def _span(ranks: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:
         return None
     kx, ky = zip(*ranks.values(), strict=True)
     return {"layers": len(kx), "kx": (min(kx), max(kx)), "ky": (min(ky), max(ky))}
-
-
-def _said(p: float | None) -> str:
-    return "not measured" if p is None else f"{p:.1f}"
-
-
-def _markup(text: str) -> Any:
-    """Our own SVG, whose texts are escaped already."""
-    from markupsafe import Markup
-
-    return Markup(text)

@@ -1,4 +1,4 @@
-"""From matplotlib's SVG to a small one: flat, without metadata, in the page's colours."""
+"""Turn matplotlib's SVG into a small one: flat, without metadata, in the page's colours."""
 
 from __future__ import annotations
 
@@ -7,66 +7,61 @@ import xml.etree.ElementTree as ET
 
 PAGE, INK, SOFT, LINE, TRACK = "#ffffff", "#1b2025", "#5b6570", "#dde1e6", "#e6e9ed"
 BLUE, ORANGE, GREEN, VIOLET = "#1f6fb2", "#c2570c", "#1a7f5a", "#84589f"
-VARIABLES = {
-    PAGE: "var(--page)",
-    INK: "var(--ink)",
-    SOFT: "var(--soft)",
-    LINE: "var(--line)",
-    TRACK: "var(--track)",
-    BLUE: "var(--blue)",
-    ORANGE: "var(--orange)",
-    GREEN: "var(--green)",
-    VIOLET: "var(--violet)",
-}
+_NAMES = ("page", "ink", "soft", "line", "track", "blue", "orange", "green", "violet")
+_COLORS = (PAGE, INK, SOFT, LINE, TRACK, BLUE, ORANGE, GREEN, VIOLET)
+VARIABLES = {color: f"var(--{name})" for name, color in zip(_NAMES, _COLORS, strict=True)}
 
 
-def lean(raw: bytes, about: str, key: str) -> ET.Element:
-    """matplotlib's SVG as one flat element: no groups, no metadata, ids that begin with `key`.
+def lean(raw: bytes, label: str, key: str) -> ET.Element:
+    """Return matplotlib's SVG as one flat element: no groups, no metadata, no namespaces.
 
-    The namespaces go: the element stands inside HTML. `about` is what a screen reader says.
+    The element stands inside HTML. Screen readers read `label`. All ids begin with `key`.
     """
     root = ET.fromstring(raw)
     size = root.attrib["viewBox"]
-    svg = ET.Element("svg", {"viewBox": size, "role": "img", "aria-label": about})
+    svg = ET.Element("svg", {"viewBox": size, "role": "img", "aria-label": label})
     _flatten(root, svg, {}, key)
     return svg
 
 
 def _flatten(node: ET.Element, svg: ET.Element, ids: dict[str, str], key: str) -> None:
     for child in node:
-        tag = child.tag.rpartition("}")[2]
-        if tag == "path" and "id" in child.attrib:  # a marker, drawn where it is used
-            ids[child.attrib["id"]] = f"{key}-{len(ids) + 1}"
-            made = ET.SubElement(ET.SubElement(svg, "defs"), "path")
-            made.attrib.update(id=ids[child.attrib["id"]], d=_path(child.attrib["d"], 2))
-        elif tag == "path" and (look := _look(child)) != "fill:none":
-            ET.SubElement(svg, "path", {"d": _path(child.attrib["d"], 1), "style": look})
+        tag, old = child.tag.rpartition("}")[2], child.attrib
+        if tag == "path" and "id" in old:  # a marker, drawn where it is used
+            ids[old["id"]] = f"{key}-{len(ids) + 1}"
+            new = {"id": ids[old["id"]], "d": _path(old["d"], 2)}
+            ET.SubElement(ET.SubElement(svg, "defs"), "path", new)
+        elif tag == "path" and (style := _style(child)) != "fill:none":
+            ET.SubElement(svg, "path", {"d": _path(old["d"], 1), "style": style})
         elif tag == "use":
-            at = {a: _round(child.attrib[a], 1) for a in ("x", "y")}
-            link = "#" + ids[_link(child).removeprefix("#")]
-            ET.SubElement(svg, "use", {"href": link, **at, "style": _look(child)})
+            new = {"href": "#" + ids[_link(child).removeprefix("#")], **_position(child)}
+            ET.SubElement(svg, "use", {**new, "style": _style(child)})
         elif tag == "text":
-            at = {a: _round(child.attrib[a], 1) for a in ("x", "y")}
-            if "rotate(-0 " not in child.attrib["transform"]:
-                at["transform"] = _round(child.attrib["transform"], 1)
-            ET.SubElement(svg, "text", {**at, "style": _look(child)}).text = child.text
+            new = _position(child)
+            if "rotate(-0 " not in old["transform"]:
+                new["transform"] = _round(old["transform"], 1)
+            ET.SubElement(svg, "text", {**new, "style": _style(child)}).text = child.text
         elif tag == "image":
-            kept = {a: child.attrib[a] for a in ("width", "height", "transform")}
-            ET.SubElement(svg, "image", {"href": "".join(_link(child).split()), **kept})
+            new = {name: old[name] for name in ("width", "height", "transform")}
+            ET.SubElement(svg, "image", {"href": "".join(_link(child).split()), **new})
         else:
             _flatten(child, svg, ids, key)
+
+
+def _position(node: ET.Element) -> dict[str, str]:
+    return {axis: _round(node.attrib[axis], 1) for axis in ("x", "y")}
 
 
 def _link(node: ET.Element) -> str:
     return node.attrib["{http://www.w3.org/1999/xlink}href"]
 
 
-def _look(node: ET.Element) -> str:
-    """Its style, without what the page's sheet says and with the page's colours."""
-    found = dict(part.split(": ", 1) for part in node.attrib.get("style", "").split("; ") if part)
+def _style(node: ET.Element) -> str:
+    """Return the node's style in the page's colours, without what the page's sheet sets."""
+    style = dict(part.split(": ", 1) for part in node.attrib.get("style", "").split("; ") if part)
     for name in ("font-size", "font-family", "stroke-linejoin", "stroke-linecap"):
-        found.pop(name, None)
-    return ";".join(f"{name}:{VARIABLES.get(value, value)}" for name, value in found.items())
+        style.pop(name, None)
+    return ";".join(f"{name}:{VARIABLES.get(value, value)}" for name, value in style.items())
 
 
 def _path(d: str, digits: int) -> str:

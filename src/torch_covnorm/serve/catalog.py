@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ..data.convention import SMALLEST
-from ..data.decode import FITS
+from ..data.image_files import MIN_SIDE
+from ..data.images import FITS
 from ..ecology import Ecology
 from ..ecology.manifest import Entry
 from ..ecology.prediction import check_preprocessing
@@ -44,13 +44,13 @@ def check_servable(how: Any, name: str) -> dict[str, Any]:
     """What a domain says of its images, checked: a forged record must not cost the others."""
     how = check_preprocessing(how, name)
     side, fit = how["size"], how["fit"]
-    good = type(side) is int and SMALLEST <= side <= LARGEST and fit in FITS
+    good = type(side) is int and MIN_SIDE <= side <= LARGEST and fit in FITS
     for key in ("mean", "std"):
         good = good and isinstance(how[key], list) and len(how[key]) == 3
         good = good and all(_is_number(value) for value in how[key])
     if not good or not all(value > 0 for value in how["std"]):
         raise CovNormError(
-            f"domain {name!r}: its preprocessing {how!r} has no side of {SMALLEST} to {LARGEST} "
+            f"domain {name!r}: its preprocessing {how!r} has no side of {MIN_SIDE} to {LARGEST} "
             f"pixels, three means, three deviations above 0 and a fit of {' or '.join(FITS)}"
         )
     return how

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from ..data.decode import load_image
+from ..data.image_files import load_image
 from ..ecology import Ecology
 from ..errors import CovNormError
 from . import auto

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.decode import load_image
+from ..data.image_files import load_image
 from ..data.loader import as_input
 from ..ecology import Ecology
 from ..ecology.prediction import check_preprocessing

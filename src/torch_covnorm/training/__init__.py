@@ -1,1 +1,1 @@
-"""Train what a domain owns: one plain loop, its schedules, evaluation and snapshots."""
+"""Train a domain: one plain loop, its schedules, evaluation and snapshots."""

@@ -1,4 +1,4 @@
-"""What a loader yields: images, and labels that a domain's head can answer."""
+"""Check what a loader yields: images, and labels that fit the domain's head."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..network.domain import Domain
 
 
 def images_of(batch: Any) -> Tensor:
-    """The images of what a loader yields: (images, labels), or images."""
+    """Return the images of a batch: (images, labels), or only images."""
     images: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
     return images
 
 
 def labels_of(labels: Any, domain: Domain) -> Tensor:
-    """Labels as a tensor, class numbers as int64; one that the head cannot answer is refused."""
+    """Return labels as a tensor, class numbers as int64. The head must have every class."""
     labels = torch.as_tensor(labels)
     if labels.is_floating_point() or labels.dtype == torch.bool:
         return labels
@@ -27,7 +27,7 @@ def labels_of(labels: Any, domain: Domain) -> Tensor:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= classes:
             raise CovNormError(
-                f"domain {domain.name!r}: label {low if low < 0 else high}, but its head has "
-                f"{classes} classes: give classes= when it is added"
+                f"domain {domain.name!r}: label {low if low < 0 else high} is out of range, "
+                f"because its head has {classes} classes. Set classes= when you add the domain."
             )
     return labels.long()

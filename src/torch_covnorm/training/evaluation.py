@@ -1,4 +1,4 @@
-"""How good a domain is: loss and accuracy over labelled images."""
+"""Measure a domain: loss and accuracy over labelled images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Mean loss, accuracy in percent (None where labels are no class numbers), and n images."""
+    """Mean loss and accuracy over n images.
+
+    `accuracy` is in percent, and None if the labels are not class numbers.
+    """
 
     loss: float
     accuracy: float | None
@@ -34,9 +37,9 @@ def evaluate(
     loader: Iterable[Any],
     criterion: Criterion = F.cross_entropy,
 ) -> Evaluation:
-    """Loss and accuracy of a domain over (images, labels), in eval mode; the mode is kept."""
+    """Measure a domain on (images, labels) in eval mode, then restore the network's mode."""
     domain, device = net.domain(name), next(net.backbone.parameters()).device
-    loss, right, n, classes = 0.0, 0, 0, True
+    loss, correct, n, classes = 0.0, 0, 0, True
     with eval_mode(net.backbone, domain):
         for images, labels in loader:
             images, labels = images.to(device), labels_of(labels, domain).to(device)
@@ -45,7 +48,9 @@ def evaluate(
             n += len(images)
             classes = classes and not labels.is_floating_point() and out.ndim == labels.ndim + 1
             if classes:
-                right += int((out.argmax(1) == labels).sum())
+                correct += int((out.argmax(1) == labels).sum())
     if n == 0:
-        raise CovNormError(f"domain {name!r}: the loader gave no images to evaluate")
-    return Evaluation(loss / n, 100 * right / n if classes else None, n)
+        raise CovNormError(
+            f"domain {name!r}: the loader yielded no images to evaluate. Check the data."
+        )
+    return Evaluation(loss / n, 100 * correct / n if classes else None, n)

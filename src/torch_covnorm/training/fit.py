@@ -1,35 +1,51 @@
-"""`fit`: one plain loop that trains what a domain owns.
+"""Train a domain with `fit`.
 
-Your own loop over `MultiDomainNetwork.parameters_of` is as good.
+A loop of your own over `MultiDomainNetwork.parameters_of` works as well.
+
+The random numbers of a step depend only on (seed, epoch, step). A killed run therefore resumes from
+its snapshot to the same bits: the loader is advanced past the batches of finished steps.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 import os
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import CovNormError
 from ..network.network import MultiDomainNetwork
 from ..records import blame
-from .evaluation import Criterion
-from .loop import Loop, Penalty
-from .progress import Report, showing
-from .schedules import Training, training_of
-from .seeds import random_numbers_kept
-from .snapshot import Snapshot, restore_
+from .batches import labels_of
+from .evaluation import Criterion, evaluate
+from .progress import Progress, Report, reporting
+from .schedules import Plateau, Training, training_of
+from .seeds import random_numbers_kept, seed_all, seed_loader
+from .snapshot import Snapshot, check_fits, restore_, tensors_of
+
+Penalty = Callable[[Tensor], Tensor]
+_COUNTERS = ("epoch", "step", "images", "total", "seconds", "history", "best")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What `fit` did: one row an epoch, and the epoch whose state the domain has now."""
+    """The result of `fit`.
+
+    epochs: one row per epoch.
+    best: the epoch whose state the domain has now, None without validation data.
+    accuracy: its validation accuracy in percent.
+    """
 
     epochs: list[dict[str, Any]]
     best: int | None
-    accuracy: float | None  # on the validation data, in percent
+    accuracy: float | None
     seconds: float
 
 
@@ -50,42 +66,48 @@ def fit(
     every: float = 20.0,
     **changes: Any,
 ) -> Fit:
-    """Train a domain: its adapters as far as they train, norms and head; the backbone is frozen.
+    """Train the adapters, norms and head of a domain. The backbone is frozen.
 
     Args:
-        train, val: loaders of (images, labels), iterated once an epoch. With validation data the
-            best epoch's state is kept (accuracy, then loss); never give test data here.
-        training: a `Training`, or the name of one of `TRAININGS`.
-        changes: single settings of it: ``epochs=5, lr=1e-3``.
-        criterion: (outputs, labels) → loss, cross-entropy where nothing is said.
-        penalty: images → a further loss, called behind the forward pass.
-        augment: images → images, for training batches only; draw from torch's random numbers.
+        train, val: loaders of (images, labels), iterated once per epoch. With validation data the
+            state of the best epoch is kept (by accuracy, then loss). Never pass test data here.
+        training: a `Training`, or a name in `TRAININGS`.
+        changes: single settings that replace those of `training`: ``epochs=5, lr=1e-3``.
+        criterion: (outputs, labels) → loss.
+        penalty: images → an additional loss, called after the forward pass.
+        augment: images → images, for training batches only. Draw from torch's random numbers.
         parameters: train only these.
-        progress: a function of `Progress`; True or False for a bar; a bar on a terminal if None.
-        snapshot: a folder for this stage alone. What was saved there, every `every` seconds, goes
-            on to the same result, bit for bit on the CPU; a finished stage is not run again.
+        progress: a function that takes a `Progress`; True or False for a bar or none; None for a
+            bar on a terminal.
+        snapshot: a folder for this stage only. The state is saved there every `every` seconds. The
+            same call then resumes and gives the same result, bit for bit on the CPU. A finished
+            stage is not run again.
 
-    All random numbers follow from the seed, those of the loader's own generators too.
+    All random numbers follow from the seed, including those of the loader's own generators.
 
-    A batch of one image has no statistics to normalise by and is left out. Leaves the network in
+    Batches of one image are skipped, because they have no batch statistics. The network is left in
     eval mode.
     """
     settings = training_of(training).changed(changes)
-    loop = Loop(net, name, settings, parameters, criterion, penalty, augment)
+    loop = Loop(net, name, settings, stage, parameters, criterion, penalty, augment)
     saved = None
     try:
         if snapshot is not None:
             basis = net.domain(name).basis
-            shared = None if basis is None else net.basis(basis).fingerprint
-            whose = {"backbone": net.fingerprint, "domain": name, "stage": stage, "basis": shared}
-            record = whose | settings.record()
+            record = {
+                "backbone": net.fingerprint,
+                "domain": name,
+                "stage": stage,
+                "basis": None if basis is None else net.basis(basis).fingerprint,
+                **settings.record(),
+            }
             saved = Snapshot(snapshot, record, every)
             if (state := saved.load()) is not None:
                 with blame(saved.file):
                     loop.load_state_dict(state)
-        with random_numbers_kept(loop.device), showing(progress) as report:
+        with random_numbers_kept(loop.device), reporting(progress) as report:
             while loop.epoch < settings.epochs and not loop.stopped:
-                loop.run_epoch(train, saved, lambda p: report(replace(p, stage=stage, domain=name)))
+                loop.run_epoch(train, saved, report)
                 loop.end_epoch(val)
                 if saved is not None:
                     saved.save(loop.state_dict())
@@ -95,3 +117,187 @@ def fit(
         restore_(loop.domain, loop.best_state)
     best = loop.best or {"epoch": None, "accuracy": None}
     return Fit(loop.history, best["epoch"], best["accuracy"], loop.seconds)
+
+
+class Loop:
+    """One stage of training: the domain, the optimizer and the current position."""
+
+    def __init__(
+        self,
+        net: MultiDomainNetwork,
+        name: str,
+        settings: Training,
+        stage: str,
+        parameters: Sequence[nn.Parameter] | None,
+        criterion: Criterion,
+        penalty: Penalty | None,
+        augment: Callable[[Tensor], Tensor] | None,
+    ) -> None:
+        self.net, self.name, self.settings, self.stage = net, name, settings, stage
+        self.criterion, self.penalty, self.augment = criterion, penalty, augment
+        self.domain, self.device = net.domain(name), next(net.backbone.parameters()).device
+        trainable = list(net.parameters_of(name))
+        chosen = trainable if parameters is None else list(parameters)
+        if not chosen:
+            raise CovNormError(
+                f"domain {name!r} has nothing to train. Add it with adapters, or pass parameters=."
+            )
+        kept = {id(p) for p in chosen}
+        self.parameters, self.excluded = chosen, [p for p in trainable if id(p) not in kept]
+        head = {id(p) for p in self.domain.head.parameters()} if self.domain.head else set()
+        self.optimizer = settings.make_optimizer(
+            [p for p in chosen if id(p) not in head], [p for p in chosen if id(p) in head]
+        )
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.plateau = Plateau(settings.patience)
+        self.amp, scaled = _mixed_dtype(self.device, settings.precision)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        self.epoch = self.step = self.images = 0
+        self.total = self.seconds = 0.0
+        self.history: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+        self.best_state: dict[str, Tensor] | None = None
+        for p in self.excluded:
+            p.requires_grad_(False)
+
+    def close(self) -> None:
+        """Make all of the domain trainable again, and leave the network in eval mode."""
+        for p in self.excluded:
+            p.requires_grad_(True)
+        self.optimizer.zero_grad()
+        self.net.eval()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether validation has not improved for `stop_after` epochs."""
+        limit = self.settings.stop_after
+        if limit is None or self.best is None:
+            return False
+        return bool(self.epoch - self.best["epoch"] > limit)
+
+    def run_epoch(self, train: Iterable[Any], saved: Snapshot | None, report: Report) -> None:
+        """Train from the current position to the end of the epoch."""
+        self.net.train_domain(self.name)
+        if self.settings.norms == "frozen":
+            self.domain.norms.eval()
+        steps = operator.length_hint(train) or None  # None: the loader does not know it
+        start, images, skip, step = time.perf_counter(), 0, self.step, 0
+        seed_all(self.settings.seed, self.epoch, "epoch")
+        seed_loader(train, self.settings.seed, self.epoch)
+        batches = iter(train)
+        while True:
+            seed_all(self.settings.seed, self.epoch, step)
+            batch = next(batches, None)
+            if batch is None:
+                break
+            step += 1
+            if step <= skip:
+                continue
+            if len(batch[0]) > 1:
+                self.set_rate(self.epoch + (step - 1) / steps if steps else self.epoch)
+                self.train_step(*batch)
+                images += len(batch[0])
+            self.step = step
+            rate = images / (time.perf_counter() - start)
+            last = self.history[-1]["accuracy"] if self.history else None
+            mean = self.total / max(self.images, 1)
+            place = (self.stage, self.epoch, self.settings.epochs, step, steps)
+            report(Progress(*place, mean, last, rate, self.name))
+            if saved is not None and saved.due():
+                saved.save(self.state_dict())
+        if self.images == 0:
+            raise CovNormError(
+                f"domain {self.name!r}, epoch {self.epoch + 1}: no batch of two or more images. "
+                "Use a loader that can be iterated again, such as a DataLoader or a list."
+            )
+        self.seconds += time.perf_counter() - start
+
+    def train_step(self, images: Tensor, labels: Tensor) -> None:
+        """Take one optimizer step."""
+        images = images.to(self.device)
+        labels = labels_of(labels, self.domain).to(self.device)
+        if self.augment is not None:
+            images = self.augment(images)
+        with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
+            loss = self.criterion(self.net(images, domain=self.name), labels)
+            if self.penalty is not None:
+                loss = loss + self.penalty(images)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise CovNormError(
+                f"domain {self.name!r}: the loss is {value} at epoch {self.epoch + 1}, step "
+                f"{self.step + 1}. Lower lr=, or limit the gradient with clip=."
+            )
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        if self.settings.clip is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.parameters, self.settings.clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.total += value * len(images)
+        self.images += len(images)
+
+    def set_rate(self, epoch: float) -> None:
+        """Set the learning rates for an epoch, which may be fractional."""
+        factor = self.settings.factor(epoch) * self.plateau.factor
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * factor
+
+    def end_epoch(self, val: Iterable[Any] | None) -> None:
+        """Validate, keep the best state, and move to the next epoch."""
+        loss = self.total / self.images
+        row = {"epoch": self.epoch, "loss": loss, "val_loss": None, "accuracy": None}
+        if val is not None:
+            seed_all(self.settings.seed, self.epoch, "validate")
+            result = evaluate(self.net, self.name, val, self.criterion)
+            row |= {"val_loss": result.loss, "accuracy": result.accuracy}
+            finite = math.isfinite(result.loss)
+            if finite and (self.best is None or _merit(row) > _merit(self.best)):
+                self.best = row
+                self.best_state = {k: t.clone() for k, t in tensors_of(self.domain).items()}
+        if self.settings.schedule == "plateau":
+            self.plateau.update(loss)
+        self.history.append(row)
+        self.epoch += 1
+        self.step = self.images = 0
+        self.total = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the whole state, for `Snapshot.save`."""
+        return {
+            "domain": tensors_of(self.domain),
+            "best_state": self.best_state,
+            "optimizer": self.optimizer.state_dict(),
+            "plateau": self.plateau.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            **{key: getattr(self, key) for key in _COUNTERS},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume from a state. One of another domain is an error and changes nothing."""
+        check_fits(self.domain, state["domain"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        restore_(self.domain, state["domain"])
+        self.best_state = state["best_state"]
+        self.plateau.load_state_dict(state["plateau"])
+        self.scaler.load_state_dict(state["scaler"])
+        for key in _COUNTERS:
+            setattr(self, key, state[key])
+
+
+def _merit(row: dict[str, Any]) -> tuple[float, float]:
+    """Rank by accuracy if there is one, then by loss."""
+    return (0.0 if row["accuracy"] is None else row["accuracy"], -row["val_loss"])
+
+
+def _mixed_dtype(device: torch.device, precision: str) -> tuple[torch.dtype | None, bool]:
+    """Return the autocast dtype (None: float32) and whether gradients need scaling."""
+    if precision == "float32":
+        return None, False
+    if device.type == "cuda":
+        bfloat16 = torch.cuda.is_bf16_supported()
+        return (torch.bfloat16, False) if bfloat16 else (torch.float16, True)
+    if device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return torch.bfloat16, False
+    return None, False  # slower than float32 there, or unsupported

@@ -1,4 +1,4 @@
-"""The backbone as it is: a linear head on its frozen features. What adapting has to beat."""
+"""A linear head on the features of the bare backbone: the baseline for every method."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from ..network.routing import eval_mode
 from .batches import images_of
 
 DECAYS = (1e-4, 1e-3, 1e-2)
-MANY = 1000  # classes
+LOGISTIC_CLASSES = 1000  # at most; with more, ridge regression is much faster
 
 
 @torch.no_grad()
 def features(net: MultiDomainNetwork, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
-    """What the bare backbone gives its head, (n, d), and the labels (n,)."""
+    """Return the inputs of the bare backbone's head, (n, d), and the labels (n,)."""
     if net.head_name is None:
-        raise CovNormError("this network has no head, so its features have no place to be read at")
+        raise CovNormError(
+            "the network has no head, so there is no layer to read features from. "
+            "Build it with head=NAME."
+        )
     head, device = net.backbone.get_submodule(net.head_name), next(net.backbone.parameters()).device
     seen: list[Tensor] = []
     labels = []
@@ -44,26 +47,26 @@ def linear_accuracy(
     val: Iterable[Any] | None,
     test: Iterable[Any],
 ) -> float:
-    """Percent right on `test` of logistic regression on the bare features of `train`.
+    """Return the accuracy on `test`, in percent, of a linear head on the backbone's features.
 
-    `val` chooses the weight decay; without it the middle one is taken. Past a thousand classes it
-    is ridge regression, whose closed form takes seconds.
+    The head is logistic regression on `train`. `val` selects the weight decay; without it the
+    middle one is used. With more than 1000 classes it is ridge regression, which has a closed form.
     """
     x, y = features(net, train)
     mean, std = x.mean(0), x.std(0, correction=0).clamp(min=1e-6)
     decays = DECAYS if val is not None else DECAYS[1:2]
-    solve = _logistic if classes <= MANY else _ridge
+    solve = _logistic if classes <= LOGISTIC_CLASSES else _ridge
     heads = [solve((x - mean) / std, y, classes, decay) for decay in decays]
 
-    def right(data: tuple[Tensor, Tensor], head: Tensor) -> float:
+    def accuracy(data: tuple[Tensor, Tensor], head: Tensor) -> float:
         x, y = data
-        answers = _logits((x - mean) / std, head).argmax(1)
-        return 100 * int((answers == y).sum()) / len(y)
+        predicted = _logits((x - mean) / std, head).argmax(1)
+        return 100 * int((predicted == y).sum()) / len(y)
 
     if val is not None:
-        held = features(net, val)
-        heads.sort(key=lambda head: right(held, head))
-    return right(features(net, test), heads[-1])
+        held_out = features(net, val)
+        heads.sort(key=lambda head: accuracy(held_out, head))
+    return accuracy(features(net, test), heads[-1])
 
 
 def _logits(x: Tensor, head: Tensor) -> Tensor:
@@ -71,7 +74,7 @@ def _logits(x: Tensor, head: Tensor) -> Tensor:
 
 
 def _logistic(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
-    """Weights (d + 1, classes), the bias last, that minimise cross-entropy + decay·|w|²."""
+    """Return weights (d + 1, classes), bias last, that minimise cross-entropy + decay·|w|²."""
     with torch.enable_grad():
         head = torch.zeros(x.shape[1] + 1, classes, requires_grad=True)
         solver = torch.optim.LBFGS(
@@ -89,8 +92,8 @@ def _logistic(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
 
 
 def _ridge(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
-    """The same by least squares: (X^T X / n + decay) w = X^T (Y - 1/classes) / n."""
+    """Return the same by least squares: (XᵀX / n + decay) w = Xᵀ(Y − 1/classes) / n."""
     n, d = x.shape
-    sums = torch.zeros(classes, d).index_add_(0, y, x).T  # X^T Y; the columns of X have mean 0
+    sums = torch.zeros(classes, d).index_add_(0, y, x).T  # XᵀY; the columns of X have mean 0
     gram = x.T @ x / n + decay * torch.eye(d)
     return torch.cat([torch.linalg.solve(gram, sums / n), y.bincount(minlength=classes)[None] / n])

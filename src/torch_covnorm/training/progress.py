@@ -1,4 +1,4 @@
-"""How long work tells where it is: a function that is called at every step, or a bar."""
+"""Progress reporting for long-running work: a callback at every step, or a progress bar."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Progress:
-    """One step of a stage of a domain.
+    """One step of one stage for one domain.
 
-    `accuracy`, in percent, is of the validation after the last epoch; what does not train has no
-    `loss`.
+    `accuracy` is the validation accuracy in percent after the last epoch. `loss` is None in
+    stages that do not train.
     """
 
     stage: str
@@ -38,10 +38,11 @@ def _silent(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Reporter:
-    """Where work of several stages tells what it does.
+    """The callbacks of work with several stages.
 
-    stage: called with a stage's name and what it is for. training: with every step. images: with
-    (images so far, of how many), where a stage only reads them.
+    stage: called with the name of each new stage and what it is for.
+    training: called with every step.
+    images: called with (images done, total) in stages that only read images.
     """
 
     stage: Callable[[str, str], None] = _silent
@@ -50,60 +51,54 @@ class Reporter:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """The batches of a loader; `tell` is called behind each with its number and itself."""
+class WatchedLoader:
+    """A loader that calls ``after_batch(step, batch)`` after each batch; steps count from 1."""
 
     batches: Iterable[Any]
-    tell: Callable[[int, Any], None]
+    after_batch: Callable[[int, Any], None]
 
     def __iter__(self) -> Iterator[Any]:
         for step, batch in enumerate(self.batches, 1):
             yield batch
-            self.tell(step, batch)
+            self.after_batch(step, batch)
 
     def __length_hint__(self) -> int:
         return operator.length_hint(self.batches)
 
 
 @contextlib.contextmanager
-def showing(progress: bool | Report | None) -> Iterator[Report]:
-    """Where to report to: a function; True, a bar; None, a bar on a terminal; False, nowhere."""
+def reporting(progress: bool | Report | None) -> Iterator[Report]:
+    """Yield the function to report to.
+
+    `progress` is that function, True for a bar, False for no report, or None for a bar if stderr
+    is a terminal.
+    """
     if callable(progress):
         yield progress
-        return
-    if progress is None:
-        progress = sys.stderr.isatty()
-    if not progress:
-        yield lambda _: None
-        return
-    with _bar() as report:
-        yield report
+    elif progress or (progress is None and sys.stderr.isatty()):
+        with _bar() as report:
+            yield report
+    else:
+        yield _silent
 
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Report]:
     from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
+    from rich.progress import TextColumn
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
+    columns = (*Bars.get_default_columns(), TextColumn("{task.fields[note]}"))
     with Bars(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task("", total=1.0, note="")
 
         def report(p: Progress) -> None:
-            done = p.epoch + (p.step / p.steps if p.steps else 0.0)
             loss = "" if p.loss is None else f"loss {p.loss:.3f}, "
             accuracy = "" if p.accuracy is None else f"validation {p.accuracy:.1f} %, "
             bars.update(
                 task,
                 description=f"{p.stage}, epoch {min(p.epoch + 1, p.epochs)}/{p.epochs}",
-                completed=done,
+                completed=p.epoch + (p.step / p.steps if p.steps else 0.0),
                 total=p.epochs,
                 note=f"{loss}{accuracy}{p.images_per_second:.0f} images/s",
             )

@@ -1,4 +1,4 @@
-"""How a stage trains: its optimiser, its learning rate over the epochs, when it stops."""
+"""Training settings: the optimizer, the learning rate schedule, and when to stop."""
 
 from __future__ import annotations
 
@@ -14,45 +14,34 @@ from torch import nn
 from ..errors import CovNormError, choices
 
 OptimizerMaker = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
-WORDS = {
+CHOICES = {
     "optimizer": ("adamw", "adam", "sgd"),
     "schedule": ("one-cycle", "cosine", "plateau", "steps", "constant"),
     "norms": ("batch", "frozen"),
     "precision": ("float32", "mixed"),
 }
-
-
-NUMBERS = {  # whole ones, any ones
-    "epochs": int,
-    "patience": int,
-    "stop_after": int,
-    "seed": int,
-    "lr": float,
-    "head_lr": float,
-    "weight_decay": float,
-    "momentum": float,
-    "clip": float,
-}
+INTEGERS = ("epochs", "patience", "stop_after", "seed")
+NUMBERS = ("lr", "head_lr", "weight_decay", "momentum", "clip")
+OPTIONAL = ("stop_after", "head_lr", "clip")
 
 
 @dataclass(frozen=True)
 class Training:
-    """The settings of one stage of training. ``replace`` makes variants; see `TRAININGS`.
+    """The settings of one training stage. See `TRAININGS` for named ones.
 
-    optimizer: "adamw", "adam", "sgd"; a class of torch's, called with lr and weight_decay; or a
-        function from parameters (a list of groups, as torch's optimisers take it) to an optimiser,
-        which then has its own rate.
-    head_lr: another rate for the domain's head, which starts from nothing.
-    schedule: factors of lr. "one-cycle" rises over 30 % of the epochs and falls to 0, "cosine"
-        falls from the start, "plateau" is the paper's (÷10 when the training loss has not fallen
-        for more than `patience` epochs), "steps" is ÷10 at each epoch of `milestones`, "constant";
-        or a function from the epoch, a fraction included, to the factor.
-    stop_after: stop when the validation has not improved for so many epochs.
-    norms: the statistics of the backbone's own BatchNorms, per domain: "batch", estimated anew as
-        BatchNorm does, or "frozen", as the backbone has them (their scale and shift train). With
-        few images, the batches' statistics are noise and frozen ones are better.
-    clip: largest norm of the gradient.
-    precision: "mixed" is bfloat16 or float16 where the device computes it well, else float32.
+    optimizer: "adamw", "adam" or "sgd"; a torch optimizer class, called with lr and weight_decay;
+        or a function from parameter groups to an optimizer, which then sets its own rate.
+    head_lr: a separate rate for the domain's head, which starts untrained.
+    schedule: how lr changes. "one-cycle" rises for 30 % of the epochs, then falls to 0. "cosine"
+        falls from the start. "plateau" is the paper's: ÷10 if the training loss has not fallen for
+        more than `patience` epochs. "steps" is ÷10 at each epoch in `milestones`. "constant" keeps
+        lr. Or a function from the epoch, which may be fractional, to the factor of lr.
+    stop_after: stop if validation has not improved for this many epochs.
+    norms: the BatchNorm statistics of the domain's copy of the backbone's norms. "batch" estimates
+        them from the batches. "frozen" keeps the backbone's, and only scale and shift train; this
+        is better with few images, because their batch statistics are noisy.
+    clip: the largest gradient norm.
+    precision: "mixed" uses bfloat16 or float16 if the device is fast at it, else float32.
     """
 
     epochs: int = 10
@@ -72,40 +61,44 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, options in WORDS.items():
+        for name, options in CHOICES.items():
             value = getattr(self, name)
             function = callable(value) and name in ("optimizer", "schedule")
             if not function and (not isinstance(value, str) or value not in options):
                 raise CovNormError(f"{name}={value!r}: {choices(value, options)}")
-        for name, kind in NUMBERS.items():
-            _check_number(name, getattr(self, name), kind)
+        for name in (*INTEGERS, *NUMBERS):
+            value = getattr(self, name)
+            if value is not None or name not in OPTIONAL:
+                _check_number(name, value, name in INTEGERS)
         for name in ("betas", "milestones"):
             values = getattr(self, name)
             if not isinstance(values, list | tuple) or (name == "betas" and len(values) != 2):
-                raise CovNormError(f"{name}={values!r}: give a list of numbers")
+                raise CovNormError(f"{name}={values!r}: must be a list of numbers")
             for value in values:
-                _check_number(name, value, float)
+                _check_number(name, value, False)
         if self.epochs < 0 or not self.lr > 0:
-            raise CovNormError(f"epochs={self.epochs}, lr={self.lr}: give epochs >= 0 and lr > 0")
+            raise CovNormError(
+                f"epochs={self.epochs}, lr={self.lr}: epochs must be >= 0 and lr > 0"
+            )
         if self.schedule == "steps" and not self.milestones:
-            raise CovNormError("schedule='steps' needs milestones=(epoch, …)")
+            raise CovNormError("schedule='steps': set milestones=(epoch, …) as well")
 
     def changed(self, changes: dict[str, Any]) -> Training:
-        """With some settings changed; an unknown one is an error."""
+        """Return a copy with some settings replaced; an unknown name is an error."""
         known = [f.name for f in fields(self)]
         for name in changes:
             if name not in known:
-                raise CovNormError(f"{name}= is no setting of training: {choices(name, known)}")
+                raise CovNormError(f"{name}= is not a training setting: {choices(name, known)}")
         return replace(self, **changes)
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON; a function by its name."""
+        """Return the settings as plain JSON, with functions by name."""
         return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
     def make_optimizer(
         self, parameters: Iterable[nn.Parameter], head: Iterable[nn.Parameter] = ()
     ) -> torch.optim.Optimizer:
-        """The optimiser over these parameters; those of the head may have a rate of their own."""
+        """Make the optimizer. The head's parameters use `head_lr` if it is set."""
         groups: list[dict[str, Any]] = [{"params": list(parameters)}]
         if head := list(head):
             rate = {} if self.head_lr is None else {"lr": self.head_lr}
@@ -118,11 +111,11 @@ class Training:
             return self.optimizer(groups)
         if self.optimizer == "sgd":
             return torch.optim.SGD(groups, momentum=self.momentum, **shared)
-        kind = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
-        return kind(groups, betas=self.betas, **shared)
+        adam = torch.optim.AdamW if self.optimizer == "adamw" else torch.optim.Adam
+        return adam(groups, betas=self.betas, **shared)
 
     def factor(self, epoch: float) -> float:
-        """Of lr at an epoch in [0, epochs]; what "plateau" does depends on the loss: `Plateau`."""
+        """Return the factor of lr at an epoch in [0, epochs]. For "plateau" see `Plateau`."""
         if not isinstance(self.schedule, str):
             return self.schedule(epoch)
         share = epoch / max(self.epochs, 1)
@@ -137,26 +130,22 @@ class Training:
         return 1.0
 
 
-def _check_number(name: str, value: object, kind: type) -> None:
-    if value is None and name in ("stop_after", "head_lr", "clip"):
-        return
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole and (kind is int or not isinstance(value, float)):
-        word = "a whole number" if kind is int else "a number"
-        raise CovNormError(f"{name}={value!r}: give {word}")
+def _check_number(name: str, value: object, integer: bool) -> None:
+    if isinstance(value, bool) or not isinstance(value, int if integer else int | float):
+        raise CovNormError(f"{name}={value!r}: must be {'an integer' if integer else 'a number'}")
 
 
+@dataclass
 class Plateau:
-    """The paper's schedule: ÷10 when the loss has stopped falling (by 1e-4 of itself)."""
+    """The paper's schedule: divide lr by 10 once the loss falls by less than 0.01 %."""
 
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
-        self.best: float | None = None
-        self.waited = 0
-        self.factor = 1.0
+    patience: int
+    best: float | None = None
+    waited: int = 0
+    factor: float = 1.0
 
-    def see(self, loss: float) -> None:
-        """Take in the loss of an epoch."""
+    def update(self, loss: float) -> None:
+        """Add the loss of an epoch."""
         if self.best is None or loss < self.best * (1 - 1e-4):
             self.best, self.waited = loss, 0
             return
@@ -165,42 +154,29 @@ class Plateau:
             self.factor, self.waited = self.factor / 10, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """Return the state as plain JSON."""
         return {"best": self.best, "waited": self.waited, "factor": self.factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore a state of `state_dict`."""
         self.best, self.waited, self.factor = state["best"], state["waited"], state["factor"]
 
 
-# The trainings that the literature names; the batch size is the loader's.
+_AUTHORS = Training(40, 1e-3, optimizer="adam", weight_decay=5e-4)
+# Settings from the literature. The batch size is up to the loader.
 TRAININGS = {
     "default": Training(),
-    # What the paper says is lr and schedule; optimiser and decay are its authors' program's.
-    "paper": Training(
-        40,
-        1e-3,
-        optimizer="adam",
-        weight_decay=5e-4,
-        schedule="plateau",
-        patience=2,
-        stop_after=10,
+    # lr and schedule are from the paper, optimizer and weight decay from its authors' program.
+    "paper": replace(_AUTHORS, schedule="plateau", patience=2, stop_after=10),
+    # The authors' program, batch 16: train A, then M and everything else.
+    "official-code": replace(
+        _AUTHORS, betas=(0.9, 0.99), schedule="steps", milestones=(5, 10, 15, 20, 25, 30, 35)
     ),
-    # The authors' program: batch 16; A, then M with all else.
-    "official-code": Training(
-        40,
-        1e-3,
-        optimizer="adam",
-        weight_decay=5e-4,
-        betas=(0.9, 0.99),
-        schedule="steps",
-        milestones=(5, 10, 15, 20, 25, 30, 35),
-    ),
-    # Residual adapters on the Decathlon's ResNet-26: batch 128.
+    # Residual adapters on the Decathlon's ResNet-26, batch 128.
     "decathlon": Training(
         120, 0.1, optimizer="sgd", weight_decay=5e-4, schedule="steps", milestones=(80, 100)
     ),
-    # Piggyback: batch 32.
+    # Piggyback, batch 32.
     "piggyback": Training(
         30, 1e-4, optimizer="adam", weight_decay=0.0, schedule="steps", milestones=(15,)
     ),
@@ -208,7 +184,7 @@ TRAININGS = {
 
 
 def training_of(training: Training | str | None) -> Training:
-    """A training as it is, or by its name in `TRAININGS`; None: the default."""
+    """Return a `Training`, given one or its name in `TRAININGS`; None is the default."""
     if isinstance(training, Training):
         return training
     if training is not None and training not in TRAININGS:
@@ -217,7 +193,7 @@ def training_of(training: Training | str | None) -> Training:
 
 
 def plain(value: Any) -> Any:
-    """As plain JSON that is the same in every process: functions and objects by their names."""
+    """Return a value as JSON that is the same in every process: functions and objects by name."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Random numbers as a function of where a run is, so that it can be repeated and resumed."""
+"""Derive random numbers from the position in a run, so that it can be repeated and resumed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def seed_all(*position: object) -> None:
 
 
 def seed_loader(loader: object, *position: object) -> None:
-    """Seed the generators that a DataLoader or its samplers have of their own."""
+    """Seed the private generators of a DataLoader and its samplers."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     holders = (loader, getattr(loader, "sampler", None), batch_sampler)
     for holder in (*holders, getattr(batch_sampler, "sampler", None)):
@@ -35,7 +35,7 @@ def _number(position: tuple[object, ...]) -> int:
 
 @contextlib.contextmanager
 def random_numbers_kept(device: torch.device | None = None) -> Iterator[None]:
-    """The caller's random numbers are the same behind as before."""
+    """Restore the caller's random generators on exit."""
     python, numpy_ = random.getstate(), np.random.get_state()
     cuda = device is not None and device.type == "cuda"
     with torch.random.fork_rng([device] if cuda else []):
