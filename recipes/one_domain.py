@@ -1,8 +1,10 @@
-"""The whole paper, top to bottom, on a real network and real images.
+"""The whole method of the paper, top to bottom, on a real network and real images.
 
-A pretrained EfficientNet-Lite0 stays frozen. One domain, the handwritten digits of scikit-learn,
-gets residual adapters A; their inputs' covariances shrink each A to C·M·W; M is tuned and absorbed.
-Prints accuracy and parameters before and after. Run: ``make recipe``, about two minutes on 2 cores.
+A pretrained EfficientNet-Lite0 stays frozen. One domain, scikit-learn's handwritten digits, gets
+residual adapters A. The covariance of its input compresses each A to C·M·W; M is then tuned and
+absorbed. Prints accuracy and parameters before and after compression.
+
+Run it with ``make recipe``; it takes about two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ VARIANCES = (0.99, 0.9)  # the paper's threshold t, and a smaller one
 
 
 def digits() -> dict[str, tuple[Tensor, Tensor]]:
-    """1,797 scanned digits, 75/25 train/test; a tenth of train is for validation."""
+    """Return 1,797 scanned digits, split 75/25 into train and test; a tenth of train validates."""
     data = load_digits()
     x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16 * 255
     x = F.interpolate(x, size=(PIXELS, PIXELS), mode="bilinear").expand(-1, 3, -1, -1)
@@ -39,7 +41,7 @@ def digits() -> dict[str, tuple[Tensor, Tensor]]:
 def batches(x: Tensor, y: Tensor, shuffle: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
     order = torch.randperm(len(x)) if shuffle else torch.arange(len(x))
     for part in order.split(BATCH):
-        if len(part) > 1 or not shuffle:  # a batch of one has no statistics to normalise by
+        if len(part) > 1 or not shuffle:  # BatchNorm cannot train on one image
             yield x[part], y[part]
 
 
@@ -51,7 +53,7 @@ def accuracy(net: cn.MultiDomainNetwork, name: str, x: Tensor, y: Tensor) -> flo
 
 
 def train(net: cn.MultiDomainNetwork, name: str, data: dict, epochs: int, rate: float) -> None:
-    """Plain supervised training of what the domain owns; the backbone has no gradients."""
+    """Train the parameters of the domain; the backbone is frozen."""
     optimizer = torch.optim.AdamW(net.parameters_of(name), lr=rate, weight_decay=0.01)
     steps = epochs * -(-len(data["train"][0]) // BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
@@ -74,7 +76,7 @@ def train(net: cn.MultiDomainNetwork, name: str, data: dict, epochs: int, rate: 
 
 
 def main() -> list[tuple[str, float, dict[str, int]]]:
-    """Every stage with its test accuracy in percent and its parameters, as it is printed."""
+    """Run every stage; return (stage, test accuracy in percent, parameters) for each row."""
     torch.manual_seed(SEED)
     data = digits()
     backbone = cn.load_backbone("efficientnet-lite0").to(memory_format=torch.channels_last)
@@ -99,7 +101,7 @@ def main() -> list[tuple[str, float, dict[str, int]]]:
 
     for t in VARIANCES:
         name = f"digits-{t}"
-        with tempfile.TemporaryDirectory() as folder:  # a domain is a folder: copy it by one
+        with tempfile.TemporaryDirectory() as folder:  # copy the domain through its files
             net.load_domain(net.save_domain("digits", folder), name)
         print(f"3  normalise: A ≈ C·M·W with {t:.0%} of the variance, M in closed form")
         ranks = cn.normalize_(net, name, moments, variance=t)
@@ -118,9 +120,9 @@ def main() -> list[tuple[str, float, dict[str, int]]]:
         share, of_net = count["adapter"] / rows[0][2]["adapter"], count["adapter"] / whole
         print(f"{stage:30}{percent:13.1f}%{count['adapter']:20,}{share:8.1%}{of_net:12.2%}")
     count = rows[-1][2]
-    print(f"with norms, biases and head the last one ships {count['total']:,} parameters in all,")
     print(
-        f"{count['total'] / whole:.2%} of the network; {len(net.domains)} domains are resident now"
+        f"With norms, biases and head the last domain has {count['total']:,} parameters, "
+        f"{count['total'] / whole:.2%} of the network."
     )
     return rows
 

@@ -1,4 +1,4 @@
-"""The command as its user meets it: results, JSON contract, errors in one line, help."""
+"""The command as its user sees it: results, the JSON contract, one-line errors, help."""
 
 from __future__ import annotations
 
@@ -11,32 +11,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import covnorm, npz, photos
+import typer
+from command import QUICK, covnorm, npz
 
 import torch_covnorm as cn
+from torch_covnorm.cli.app import app
 from torch_covnorm.cli.options import domain_names
 
 COMMANDS = ("init add join list show predict eval remove verify export report bench demo").split()  # noqa: SIM905
-QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """An ecology with two domains of real images, made by the command."""
-    place = tmp_path_factory.mktemp("built")
-    photos(place / "photos")
-    npz(place / "digits.npz")
-    assert covnorm("init", place / "house").code == 0
-    where = ("--ecology", place / "house")
-    first = covnorm("add", "clipart", place / "photos", *QUICK, "--variance", 0.9, *where, "--json")
-    second = covnorm("add", "digits", place / "digits.npz", *QUICK, "--budget", 0.005, *where)
-    assert first.code == second.code == 0, first.err + second.err
-    return place, first.json, second
 
 
 @pytest.fixture
 def house(built, tmp_path, monkeypatch):
-    """A copy of it to change, as the working folder."""
+    """A copy of the built ecology that a test may change, as the working directory."""
     shutil.copytree(built[0], tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy" / "house")
     return tmp_path / "copy"
@@ -57,36 +44,36 @@ def fails(*args, says):
 
 
 def test_add_prints_the_contract(built):
-    said = built[1]
-    assert said["domain"] == "clipart"
-    assert said["method"] == "covnorm"
-    assert set(said["accuracy"]) == {"before", "adapted", "compressed", "final"}
-    assert all(0 <= a <= 100 for a in said["accuracy"].values())
-    assert set(said["parameters"]) == {"adapter", "total", "backbone"}
-    assert said["parameters"]["backbone"] == 4652008
-    assert 0 < said["parameters"]["adapter"] < said["parameters"]["total"]
-    assert {"train", "collect", "normalize", "tune"} <= set(said["seconds"])
-    kx, ky = said["ranks"]["blocks.6.0.conv_pwl"]
+    result = built[1]
+    assert result["domain"] == "clipart"
+    assert result["method"] == "covnorm"
+    assert set(result["accuracy"]) == {"before", "adapted", "compressed", "final"}
+    assert all(0 <= a <= 100 for a in result["accuracy"].values())
+    assert set(result["parameters"]) == {"adapter", "total", "backbone"}
+    assert result["parameters"]["backbone"] == 4652008
+    assert 0 < result["parameters"]["adapter"] < result["parameters"]["total"]
+    assert {"train", "collect", "normalize", "tune"} <= set(result["seconds"])
+    kx, ky = result["ranks"]["blocks.6.0.conv_pwl"]
     assert 1 <= ky <= 320
     assert 1 <= kx <= 320
-    assert said["bytes"] > 1000
+    assert result["bytes"] > 1000
 
 
 def test_list_prints_the_contract(house):
-    said = covnorm("list", "--json").json
-    assert [row["domain"] for row in said] == ["clipart", "digits"]
-    for row in said:
+    result = covnorm("list", "--json").json
+    assert [row["domain"] for row in result] == ["clipart", "digits"]
+    for row in result:
         keys = {"domain", "method", "classes", "accuracy", "parameters", "bytes"}
         assert keys <= set(row)
-    assert said[1]["classes"] == 10
-    assert said[1]["parameters"] <= 0.005 * 4652008
+    assert result[1]["classes"] == 10
+    assert result[1]["parameters"] <= 0.005 * 4652008
 
 
 def test_predict_prints_the_contract(house):
     images = sorted((house / "photos").rglob("*.png"))[:3]
-    said = covnorm("predict", "clipart", *images, "--json", "--top", 3).json
-    assert [row["file"] for row in said] == [str(i) for i in images]
-    for row in said:
+    result = covnorm("predict", "clipart", *images, "--json", "--top", 3).json
+    assert [row["file"] for row in result] == [str(i) for i in images]
+    for row in result:
         assert row["label"] == row["top"][0]["label"]
         assert row["probability"] == row["top"][0]["probability"]
         chances = [t["probability"] for t in row["top"]]
@@ -96,18 +83,18 @@ def test_predict_prints_the_contract(house):
 
 
 def test_eval_prints_the_contract_and_measures_what_add_measured(house):
-    said = covnorm("eval", "digits", "--json").json
-    assert {"domain", "accuracy", "n"} <= set(said)
-    assert said["n"] == 30
+    result = covnorm("eval", "digits", "--json").json
+    assert {"domain", "accuracy", "n"} <= set(result)
+    assert result["n"] == 30
     listed = covnorm("list", "--json").json[1]
-    assert said["accuracy"] == pytest.approx(listed["accuracy"])
+    assert result["accuracy"] == pytest.approx(listed["accuracy"])
 
 
 def test_eval_on_other_images_takes_all_of_them(house):
-    said = covnorm("eval", "clipart", house / "photos", "--json").json
-    assert said["n"] == 60
+    result = covnorm("eval", "clipart", house / "photos", "--json").json
+    assert result["n"] == 60
     npz(house / "wrong.npz")
-    fails("eval", "clipart", house / "wrong.npz", "-q", says="is none of domain 'clipart'")
+    fails("eval", "clipart", house / "wrong.npz", "-q", says="domain 'clipart' has no class")
 
 
 def test_verify_prints_the_contract(house):
@@ -122,18 +109,18 @@ def test_verify_prints_the_contract(house):
     assert blob.name in ran.json["problems"][0]
 
 
-def test_show_tells_ranks_spectra_sizes_and_history(house):
-    said = covnorm("show", "clipart", "--json").json
+def test_show_prints_ranks_spectra_sizes_and_history(house):
+    result = covnorm("show", "clipart", "--json").json
     site = "blocks.6.0.conv_pwl"
-    assert len(said["results"]["spectra"][site]["x"]) == 320
-    assert said["results"]["denominators"]["ra"] == 311296
-    assert [e["what"] for e in said["history"]] == ["add"]
+    assert len(result["results"]["spectra"][site]["x"]) == 320
+    assert result["results"]["denominators"]["ra"] == 311296
+    assert [e["what"] for e in result["history"]] == ["add"]
     shown = covnorm("show", "clipart").out
     assert "η = k_y/k_x" in shown
     assert "of the backbone" in shown
 
 
-def test_sizes_on_disk_are_those_that_are_told(house):
+def test_sizes_on_disk_are_those_that_are_reported(house):
     for row in covnorm("list", "--json").json:
         facts = covnorm("show", row["domain"], "--json").json["results"]
         entry = cn.Ecology(house / "house").entry(row["domain"])
@@ -144,7 +131,7 @@ def test_sizes_on_disk_are_those_that_are_told(house):
         assert row["bytes"] == size == facts["bytes"]
 
 
-# ── a day's work ─────────────────────────────────────────────────────────────────────────────
+# ── working with domains ─────────────────────────────────────────────────────────────────────
 
 
 def test_join_shares_a_basis_and_later_commands_know_it(house):
@@ -165,12 +152,12 @@ def test_join_shares_a_basis_and_later_commands_know_it(house):
     assert "shared by 3 domains" in later.out, later.err
 
 
-def test_one_domain_alone_cannot_join(house):
+def test_a_single_domain_cannot_join(house):
     covnorm("remove", "digits")
     fails("join", says="two domains")
 
 
-def test_remove_forgets_one_and_leaves_the_other(house):
+def test_remove_deletes_one_domain_and_leaves_the_other(house):
     before = {f.name: f.read_bytes() for f in (house / "house" / "blobs").iterdir()}
     kept = set(cn.Ecology(house / "house").entry("digits").blobs.values())
     assert covnorm("remove", "clipart").code == 0
@@ -190,23 +177,23 @@ def test_report_and_exports_are_written(house):
     fails("export", "digits", "--to", "onx", says="did you mean 'onnx'")
 
 
-def test_bench_tells_ratios(house):
-    said = covnorm("bench", "--batch", 4, "--rounds", 1, "--json").json
-    assert said["ratio_to_bare"]["bare"] == 1
-    assert said["domains"] == 2
-    assert set(said["images_per_second"]) >= {"bare", "one domain", "merged"}
+def test_bench_reports_ratios(house):
+    result = covnorm("bench", "--batch", 4, "--rounds", 1, "--json").json
+    assert result["ratio_to_bare"]["bare"] == 1
+    assert result["domains"] == 2
+    assert set(result["images_per_second"]) >= {"bare", "one domain", "merged"}
 
 
 def test_add_again_needs_replace_and_then_keeps_the_history(house):
     fails("add", "digits", house / "digits.npz", *QUICK, says="exists already")
     ran = covnorm("add", "digits", house / "digits.npz", *QUICK, "--method", "bn", "--replace")
     assert ran.code == 0, ran.err
-    said = covnorm("show", "digits", "--json").json
-    assert said["method"] == "bn"
-    assert [e["method"] for e in said["history"]] == ["covnorm", "bn"]
+    result = covnorm("show", "digits", "--json").json
+    assert result["method"] == "bn"
+    assert [e["method"] for e in result["history"]] == ["covnorm", "bn"]
 
 
-# ── errors, help, manners ────────────────────────────────────────────────────────────────────
+# ── errors and help ──────────────────────────────────────────────────────────────────────────
 
 
 def test_errors_are_one_line_with_the_remedy(house):
@@ -220,7 +207,7 @@ def test_errors_are_one_line_with_the_remedy(house):
     fails("add", "x", digits, "--budget", 2, *QUICK, says="between 0 and 1")
     fails("add", "x", digits, "--set", "epoch=1", *QUICK, says="did you mean 'epochs'?")
     fails("add", "x", digits, "--dtype", "int4", *QUICK, says="float32, float16, int8")
-    fails("add", "x", digits, "--device", "tpu9", *QUICK, says="choose cpu")
+    fails("add", "x", digits, "--device", "tpu9", *QUICK, says="Choose cpu")
     fails("add", "x", digits, "--method", "covnorm-joint", *QUICK, says="covnorm join")
     fails("predict", "digits", house / "digits.npz", says="digits.npz")
     fails("init", house / "house", says="is an ecology already")
@@ -255,10 +242,20 @@ def test_help_teaches_by_example(command):
     assert "Usage: covnorm " + command in ran.out
     assert "--json" in ran.out
     if command != "demo":
-        assert ran.out.count(f"covnorm {command}") >= 2  # the usage, and an example
+        assert ran.out.count(f"covnorm {command}") >= 2  # the usage and an example
 
 
-def test_no_colour_without_a_terminal_and_nothing_said_when_quiet(built, house):
+@pytest.mark.parametrize("command", ["add", "join", "serve"])
+def test_help_groups_every_option_in_a_panel(command):
+    parameters = typer.main.get_command(app).commands[command].params
+    options = [p for p in parameters if p.param_type_name == "option"]
+    assert len(options) > 10
+    assert [p.name for p in options if not p.rich_help_panel] == []
+    shown = covnorm(command, "--help").out
+    assert all(f"─ {p.rich_help_panel} ─" in shown for p in options)
+
+
+def test_no_colour_without_a_terminal_and_no_messages_when_quiet(built, house):
     assert "\x1b[" not in built[2].out + built[2].err
     ran = covnorm("list", "--quiet")
     assert ran.err == ""
@@ -274,7 +271,7 @@ def test_json_is_all_that_stdout_has(built):
         json.loads(ran.out)
 
 
-def test_an_interrupted_add_says_that_it_goes_on_and_does(house, tmp_path):
+def test_an_interrupted_add_says_how_to_resume_and_refuses_other_settings(house, tmp_path):
     args = ["add", "more", str(house / "digits.npz"), "--size", "32", "--budget", "0.005"]
     args += ["--epochs", "40", "--threads", "1"]
     with subprocess.Popen(
@@ -285,12 +282,12 @@ def test_an_interrupted_add_says_that_it_goes_on_and_does(house, tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stderr is not None
-        said = next(line for line in process.stderr if line.startswith("train"))
-        assert "frozen" in said
+        result = next(line for line in process.stderr if line.startswith("train"))
+        assert "frozen" in result
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
         assert process.wait(60) == 130
-    assert rest.splitlines()[-1].startswith("covnorm: interrupted: give the same command again")
+    assert rest.splitlines()[-1].startswith("covnorm: interrupted: run the same command again")
     assert "Traceback" not in rest
     assert "more" not in [row["domain"] for row in covnorm("list", "--json").json]
     fails("add", "more", house / "digits.npz", *QUICK, says="--fresh")  # one epoch, not 40
@@ -298,7 +295,7 @@ def test_an_interrupted_add_says_that_it_goes_on_and_does(house, tmp_path):
     assert not any(f.is_dir() for f in (house / "house" / "work" / "domains").iterdir())
 
 
-def test_a_real_process_says_the_same(house):
+def test_a_real_process_prints_the_same(house):
     run = [sys.executable, "-m", "torch_covnorm"]
     done = subprocess.run([*run, "list", "--json"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == covnorm("list", "--json").json

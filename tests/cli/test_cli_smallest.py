@@ -1,22 +1,20 @@
-"""`covnorm add` with nothing said: the smallest file within half a point of validation accuracy."""
+"""The default of `covnorm add`: the smallest file within half a point of validation accuracy."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from command import covnorm, npz
+from command import QUICK, covnorm, npz
 
 import torch_covnorm as cn
 from torch_covnorm.compress.precision import PRECISIONS
 from torch_covnorm.data.loader import Batches
 from torch_covnorm.ecology.images import images_of
 
-QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")
-
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
-    """An ecology with a domain as the command makes it by itself."""
+    """An ecology with a domain that was added without options."""
     place = tmp_path_factory.mktemp("smallest")
     npz(place / "digits.npz", 60, 10)
     assert covnorm("init", place / "house").code == 0
@@ -34,41 +32,41 @@ def settings_of(place, name="digits"):
 
 
 def test_the_default_is_the_smallest_file_within_half_a_point(house):
-    place, said = house
-    assert said["dtype"] in PRECISIONS
-    assert said["declined"] in (True, False)
+    place, result = house
+    assert result["dtype"] in PRECISIONS
+    assert result["declined"] in (True, False)
     settings = settings_of(place)
     assert (settings["max_drop"], settings["dtype"]) == (0.5, "smallest")
     assert settings["metric"] == "loss"
 
 
 def test_the_stored_domain_validates_within_half_a_point_of_its_trained_a(house):
-    place, said = house
+    place, result = house
     ecology = cn.Ecology(place / "house")
     part = images_of(ecology, "digits").splits["val"]
-    found = {}
+    accuracy = {}
     for trained in (False, True):
         net = ecology.network()
         domain = ecology.load(net, "digits", trained=trained)
         val = Batches(part.x, part.y, domain.preprocessing, 64)
-        found[trained] = cn.evaluate(net, "digits", val).accuracy
-    assert found[False] >= found[True] - 0.5
+        accuracy[trained] = cn.evaluate(net, "digits", val).accuracy
+    assert accuracy[False] >= accuracy[True] - 0.5
     results = ecology.details("digits")["results"]
-    assert results["storage"][said["dtype"]] == {
-        "bytes": said["bytes"],
-        "accuracy": pytest.approx(found[False]),
+    assert results["storage"][result["dtype"]] == {
+        "bytes": result["bytes"],
+        "accuracy": pytest.approx(accuracy[False]),
     }
 
 
-def test_show_tells_what_each_precision_costs(house):
-    place, said = house
+def test_show_prints_what_each_precision_costs(house):
+    place, result = house
     shown = covnorm("show", "digits", *at(place)).out
-    assert f"{said['dtype']}, as it is" in shown
+    assert f"{result['dtype']}, as stored" in shown
     assert all(precision in shown for precision in PRECISIONS)
-    assert f"({said['dtype']}; norms, head" in shown
+    assert f"({result['dtype']}; with norms, head" in shown
 
 
-def test_the_report_names_the_command_that_was_meant(house, tmp_path):
+def test_the_report_shows_the_command_with_its_defaults(house, tmp_path):
     place, _ = house
     covnorm("report", "--out", tmp_path / "r.html", *at(place))
     page = (tmp_path / "r.html").read_text()
@@ -87,7 +85,7 @@ def test_the_report_names_the_command_that_was_meant(house, tmp_path):
         (("--budget", 0.01), "float16"),
     ],
 )
-def test_max_drop_alone_has_another_default_than_float16(house, words, dtype):
+def test_only_max_drop_changes_the_default_from_float16(house, words, dtype):
     place, _ = house
     few = ("--epochs", 0, *QUICK[2:], *at(place), "--replace", "--fresh")
     ran = covnorm("add", "other", place / "digits.npz", *few, *words)
@@ -97,7 +95,7 @@ def test_max_drop_alone_has_another_default_than_float16(house, words, dtype):
     assert settings.get("metric") == ("loss" if "max_drop" in settings else None)
 
 
-def test_another_metric_is_taken_where_it_is_asked_for(house):
+def test_a_given_metric_replaces_the_default(house):
     place, _ = house
     few = ("--epochs", 0, *QUICK[2:], *at(place), "--replace", "--fresh", "--metric", "variance")
     assert covnorm("add", "other", place / "digits.npz", *few).code == 0
@@ -124,8 +122,8 @@ def test_without_validation_images_it_is_the_papers_rule_in_float16(house, tmp_p
     [
         (("add", "x", "--dtype", "smallest", "--variance", 0.9), "needs max_drop="),
         (("add", "x", "--dtype", "smallest", "--method", "bn"), "for method 'covnorm'"),
-        (("add", "x", "--dtype", "tiny"), "choose float32, float16, int8, or smallest"),
-        (("add", "x", "--set", "dtype=int8"), "(--dtype)"),
+        (("add", "x", "--dtype", "tiny"), "choose float32, float16, int8 or smallest"),
+        (("add", "x", "--set", "dtype=int8"), "give it with --dtype"),
         (("join", "--dtype", "smallest"), "for method 'covnorm'"),
     ],
 )

@@ -114,7 +114,7 @@ def test_every_method_says_what_each_precision_would_cost(method, tmp_path):
     assert results["storage"]["float32"]["bytes"] > ecology.entry("digits").bytes
     shown = covnorm("show", "digits", "--ecology", ecology.folder)
     assert shown.code == 0, shown.err
-    for words in ("float32 ", "float16, as it is", "int8 ", "validation accuracy %"):
+    for words in ("float32 ", "float16, as stored", "int8 ", "validation accuracy %"):
         assert words in shown.out
 
 

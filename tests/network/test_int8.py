@@ -141,6 +141,6 @@ def test_an_ecology_shows_what_the_compression_costs(tmp_path):
     assert facts["results"]["predicted"]["loss"] >= 0
     assert ecology.details("digits")["results"]["predicted"] == facts["results"]["predicted"]
     predicted = facts["results"]["predicted"]
-    line = f"costs {predicted['loss']:.3g} ± {predicted['error']:.2g} of the loss an image"
+    line = f"by compression: {predicted['loss']:.3g} ± {predicted['error']:.2g} per image"
     shown = covnorm("show", "digits", "--ecology", tmp_path / "e").out
     assert line in " ".join(shown.split())

@@ -1,4 +1,4 @@
-"""The command in this process, as a terminal would see it; and small real images to give it."""
+"""Run the command in this process as a terminal would, and write small sets of real images."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from PIL import Image
 from torch_covnorm.cli import main
 from torch_covnorm.data import load_sample
 
+QUICK = ("--epochs", 1, "--size", 32, "--threads", 2, "--quiet")  # settings of a short `add`
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -30,7 +32,7 @@ class Ran:
 
 
 def covnorm(*args: object) -> Ran:
-    """One call of `covnorm`: exit code, stdout, stderr."""
+    """Run `covnorm` with these arguments."""
     out, err = io.StringIO(), io.StringIO()
     with mock.patch.object(sys, "argv", ["covnorm", *map(str, args)]):
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -43,7 +45,7 @@ def covnorm(*args: object) -> Ran:
 
 
 def photos(folder: Path, n: int = 60, classes: int = 4, name: str = "clipart") -> Path:
-    """A folder of real images, one folder a class."""
+    """Write a folder of real images with one folder per class."""
     sample = load_sample(name)
     chosen = (sample.y_train < classes).nonzero().flatten()[:n].tolist()
     for i in chosen:
@@ -54,7 +56,7 @@ def photos(folder: Path, n: int = 60, classes: int = 4, name: str = "clipart") -
 
 
 def npz(file: Path, n: int = 60, test: int = 30, name: str = "digits") -> Path:
-    """A file of real images as arrays."""
+    """Write an .npz of real images."""
     s = load_sample(name)
     x, y = s.x_train[:n].permute(0, 2, 3, 1).numpy(), s.y_train[:n].numpy()
     x_test, y_test = s.x_test[:test].permute(0, 2, 3, 1).numpy(), s.y_test[:test].numpy()

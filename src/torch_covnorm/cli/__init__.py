@@ -7,7 +7,8 @@ import warnings
 
 from ..errors import CovNormError
 
-INTERRUPTED = 130  # as shells have it: 128 and the signal's number
+INTERRUPTED = 130  # the shells' exit code for SIGINT: 128 + 2
+RESUMABLE = {"add", "join", "demo"}
 
 
 def main() -> None:
@@ -18,37 +19,32 @@ def main() -> None:
 
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _warn  # type: ignore[assignment]
+            warnings.showwarning = _print_warning  # type: ignore[assignment]
             code = app(prog_name="covnorm", standalone_mode=False)
     except CovNormError as error:
-        code = _fail(str(error))
+        code = _print_error(str(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
-    except OSError as error:  # the terminal or pipe is gone, or the disk full outside the store
-        code = _fail(f"{error.filename or ''} {error.strerror or error}".strip())
+    except OSError as error:  # the terminal or pipe is gone, or the disk outside the store is full
+        code = _print_error(f"{error.filename or ''} {error.strerror or error}".strip())
     except Exception as error:
-        if not hasattr(error, "format_message"):  # typer's own words for wrong usage
+        # A usage error is click's, and newer versions of typer carry their own copy of click.
+        if not hasattr(error, "format_message"):
             raise
-        words = error.format_message()  # none where help was shown instead
-        code = _fail(f"{words} ({_command()} --help)") if words else 2
-    if code == INTERRUPTED:  # which typer may have caught itself
-        resumes = _command().split()[-1] in ("add", "join", "demo")
-        _fail(f"interrupted{': give the same command again, and it goes on' * resumes}")
+        message = error.format_message()  # empty where the help page was shown instead
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "covnorm"
+        code = _print_error(f"{message} (see {command} --help)") if message else 2
+    if code == INTERRUPTED:  # also returned by typer when it catches the interrupt itself
+        resume = ": run the same command again to resume"
+        _print_error(f"interrupted{resume if RESUMABLE.intersection(sys.argv[1:2]) else ''}")
     sys.exit(code or 0)
 
 
-def _command() -> str:
-    """What was called, as far as it is known."""
-    from .app import COMMANDS
-
-    named = [word for word in sys.argv[1:2] if word in COMMANDS]
-    return " ".join(["covnorm", *named])
-
-
-def _fail(message: str) -> int:
+def _print_error(message: str) -> int:
     print(f"covnorm: {' '.join(message.split())}", file=sys.stderr)
     return 2
 
 
-def _warn(message: object, *_: object) -> None:
+def _print_warning(message: object, *_: object) -> None:
     print(f"covnorm: note: {' '.join(str(message).split())}", file=sys.stderr)

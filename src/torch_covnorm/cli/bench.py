@@ -1,7 +1,8 @@
-"""`bench`: what domains cost in time on this machine, as ratios inside one run."""
+"""`bench`: the speed of domains on this machine, relative to the bare backbone."""
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -11,45 +12,39 @@ import typer
 
 from ..errors import CovNormError
 from ..network.network import MultiDomainNetwork
-from .options import Device, Json, Quiet, Threads, Where, check_device, find, set_threads
-from .screen import Screen, table
+from .options import Compute
+from .screen import table
 
 
 def bench(
-    batch: Annotated[int, typer.Option(min=1, help="Images a batch.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 32,
     pixels: Annotated[
         int | None,
-        typer.Option(
-            "--size", min=8, help="Side of the images; else the domains'.", show_default=False
-        ),
+        typer.Option("--size", min=8, help="Side of the images in pixels. Default: the domains'."),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Times that each is measured.")] = 9,
-    where: Where = None,
-    device: Device = "cpu",
-    threads: Threads = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each.")] = 9,
+    *,
+    common: Compute,
 ) -> None:
-    """Measure the bare backbone, one domain, it merged, and a batch of all domains mixed.
+    """Measure the speed of the backbone, of one domain, merged or not, and of a mixed batch.
 
-    Run it alone on the machine; OMP_WAIT_POLICY=PASSIVE in the environment helps.
+    Run it with nothing else running on the machine. Setting OMP_WAIT_POLICY=PASSIVE helps.
 
     covnorm bench --batch 16
     """
-    screen, ecology = Screen(json, quiet), find(where)
-    set_threads(threads)
+    screen, ecology = common.screen, common.ecology
     names = list(ecology.domains)[:batch]
     if not names:
-        raise CovNormError(f"{ecology.folder}: no domain to measure: covnorm add one")
-    net = ecology.network().to(check_device(device))
+        raise CovNormError(f"{ecology.folder}: no domain to measure. Add one with covnorm add.")
+    net = ecology.network().to(common.device)
     start = time.perf_counter()
     for name in names:
         ecology.load(net, name)
     loading = (time.perf_counter() - start) / len(names)
     side = pixels or ecology.record(names[0])["preprocessing"]["size"]
-    runs = _runs(net, names, batch, side, device)
+    runs = _runs(net, names, batch, side, common.device)
     with screen.reporting() as reporter:
-        reporter.stage("bench", f"{', '.join(runs)}: in turn, {rounds} rounds")
+        reporter.stage("bench", f"{', '.join(runs)}: {rounds} rounds, interleaved")
         seconds = _measure(runs, rounds, reporter.images)
     value: dict[str, Any] = {
         "batch": batch,
@@ -62,17 +57,16 @@ def bench(
     rows = [(k, round(batch / s), f"{s / seconds['bare']:.2f}") for k, s in seconds.items()]
     screen.result(
         value,
-        table("", ("", "images/s", "time / bare"), rows),
-        f"loading a domain from the store: {1000 * loading:.1f} ms",
+        table("", ("", "images/s", "time relative to bare"), rows),
+        f"loading a domain from the ecology takes {1000 * loading:.1f} ms",
     )
 
 
 def _runs(
     net: MultiDomainNetwork, names: list[str], batch: int, side: int, device: str
 ) -> dict[str, Callable[[], Any]]:
-    x = torch.randn(batch, 3, side, side, device=device).contiguous(
-        memory_format=torch.channels_last
-    )
+    x = torch.randn(batch, 3, side, side, device=device)
+    x = x.contiguous(memory_format=torch.channels_last)
     mixed = [names[i % len(names)] for i in range(batch)]
     merged = net.eval().merge(names[0])
     return {
@@ -87,7 +81,7 @@ def _runs(
 def _measure(
     runs: dict[str, Callable[[], Any]], rounds: int, progress: Callable[[int, int], None]
 ) -> dict[str, float]:
-    """The median of each one's times, in turn, so that all meet the same machine."""
+    """Return the median time of each, interleaved so that all run under the same load."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for round_ in range(rounds + 2):
         for name, run in runs.items():
@@ -95,7 +89,7 @@ def _measure(
             run()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            if round_ >= 2:  # the first ones warm up
+            if round_ >= 2:  # the first two warm up
                 times[name].append(time.perf_counter() - start)
         progress(round_ + 1, rounds + 2)
-    return {name: sorted(found)[len(found) // 2] for name, found in times.items()}
+    return {name: statistics.median_high(values) for name, values in times.items()}

@@ -1,4 +1,4 @@
-"""What the command shows: tables and JSON on stdout, what happens and how far on stderr."""
+"""What the command prints: results on stdout, messages and progress on stderr."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from ..report.wording import size as size
 from ..training.progress import Progress as Step
 from ..training.progress import Reporter
 
@@ -29,7 +28,10 @@ Cell = str | int | float | None
 
 
 class Screen:
-    """One command's output; `as_json` leaves only JSON on stdout, `quiet` only results."""
+    """The output of one command.
+
+    as_json: print results as JSON. quiet: print no messages and no progress.
+    """
 
     def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json, self.quiet = as_json, quiet
@@ -37,32 +39,34 @@ class Screen:
         self.err = Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
     def result(self, value: Any, *shown: Any) -> None:
-        """The answer: the value as JSON, or these lines and tables for people."""
+        """Print the result: `value` as JSON, or `shown`, lines and tables for people."""
         if self.as_json:
             text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
             try:
                 text.encode(sys.stdout.encoding or "utf-8")
-            except UnicodeEncodeError:  # names of files may hold any bytes
+            except UnicodeEncodeError:  # file names may contain any bytes
                 text = json.dumps(value, indent=1, allow_nan=False)
             print(text)
             return
         for part in shown:
             if isinstance(part, str):
                 self.out.print(_printable(part), markup=False)
-            else:  # as wide as it is: a cut number would be another number
-                wide = self.out.options.update(max_width=10_000)
-                self.out.print(part, width=Measurement.get(self.out, wide, part).maximum)
+            else:  # at full width: a truncated number would be wrong
+                unlimited = self.out.options.update(max_width=10_000)
+                needed = Measurement.get(self.out, unlimited, part).maximum
+                self.out.width = max(self.out.width, needed)
+                self.out.print(part)
 
-    def say(self, text: str) -> None:
-        """What is happening, and why."""
+    def info(self, text: str) -> None:
+        """Print a message about what is happening, unless quiet."""
         if not self.quiet:
             self.err.print(_printable(text), markup=False)
 
     @contextlib.contextmanager
     def reporting(self, named: bool = False) -> Iterator[Reporter]:
-        """Bars with rate and time left, one a stage; sentences alone where there is no terminal.
+        """Report progress: one line per stage, and on a terminal a bar with rate and time left.
 
-        `named`: the work is on several domains, so each stage says which.
+        named: prefix each stage with its domain, for work on several domains.
         """
         bars = Progress(
             TextColumn("  {task.description:9}"),
@@ -79,30 +83,30 @@ class Screen:
 
 
 class _Stages:
-    """The bars of one command: each stage has its own."""
+    """The progress bars of one command, one per stage and domain."""
 
     def __init__(self, screen: Screen, bars: Progress, named: bool) -> None:
         self.screen, self.bars, self.named = screen, bars, named
-        self.name = ""
-        self.tasks: dict[str, TaskID] = {}
+        self.stage = ""
+        self.tasks: dict[tuple[str, str], TaskID] = {}
         self.start, self.first = 0.0, 0
 
-    def begin(self, stage: str, why: str) -> None:
-        self.name, self.tasks = stage, {}
-        if not self.screen.quiet:
-            self.bars.console.print(_printable(f"{stage:9} {why}"), markup=False)
+    def begin(self, stage: str, description: str) -> None:
+        self.stage, self.tasks = stage, {}
+        self.screen.info(f"{stage:9} {description}")
 
     def images(self, done: int, total: int) -> None:
-        if self.name not in self.tasks:
+        key = (self.stage, "")
+        if key not in self.tasks:
             self.start, self.first = time.perf_counter(), done
         rate = (done - self.first) / max(time.perf_counter() - self.start, 1e-9)
-        self._update(self.name, done, total, f"{rate:.0f} images/s" if done > self.first else "")
+        self._update(key, done, total, f"{rate:.0f} images/s" if done > self.first else "")
 
     def training(self, step: Step) -> None:
-        key = f"{step.stage} {step.domain}"
+        key = (step.stage, step.domain)
         if key not in self.tasks:
-            why = WHY.get(step.stage, "")
-            self.begin(step.stage, f"{step.domain}: {why}" if self.named else why)
+            description = DESCRIPTIONS.get(step.stage, "")
+            self.begin(step.stage, f"{step.domain}: {description}" if self.named else description)
         steps = step.steps or step.step
         notes = [] if step.loss is None else [f"loss {step.loss:.3f}"]
         notes += [] if step.accuracy is None else [f"validation {step.accuracy:.1f} %"]
@@ -110,31 +114,31 @@ class _Stages:
         done, total = step.epoch * steps + step.step, step.epochs * steps
         self._update(key, done, total, ", ".join(notes))
 
-    def _update(self, key: str, done: int, total: int, note: str) -> None:
+    def _update(self, key: tuple[str, str], done: int, total: int, note: str) -> None:
         if key not in self.tasks:
-            self.tasks[key] = self.bars.add_task(key.partition(" ")[0], total=total, note="")
+            self.tasks[key] = self.bars.add_task(key[0], total=total, note="")
         self.bars.update(self.tasks[key], completed=done, total=total, note=note)
 
 
-WHY = {
+DESCRIPTIONS = {
     "collect": "n, mean and covariance of A's input, over the training images",
-    "gradients": "what the loss feels at A's output, on a few hundred images",
-    "normalize": "A ≈ C·M·W in closed form: how small may it be, by the validation images",
-    "train": "adapters A, norms and head learn the task; the backbone stays frozen",
-    "tune": "the small M, norms and head recover what the compression cost",
-    "warm-up": "the new head alone, before everything moves",
+    "gradients": "gradients of the loss at A's output, over a few hundred images",
+    "normalize": "compress A to C·M·W in closed form; validation images decide how far",
+    "train": "train the adapters A, norms and head; the backbone stays frozen",
+    "tune": "train M, norms and head to recover what the compression lost",
+    "warm-up": "train only the new head first",
 }
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
-    """A table: text to the left, numbers to the right."""
-    made = Table(title=title or None, title_justify="left", header_style="bold", box=None)
+    """Return a table with text aligned left and numbers aligned right."""
+    result = Table(title=title or None, title_justify="left", header_style="bold", box=None)
     for i, column in enumerate(columns):
         number = any(not isinstance(row[i], str) for row in rows) or column[-1:] == "%"
-        made.add_column(column, justify="right" if number and i else "left", no_wrap=True)
+        result.add_column(column, justify="right" if number and i else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*(_text(cell) for cell in row))
-    return made
+        result.add_row(*(_text(cell) for cell in row))
+    return result
 
 
 def _text(cell: Cell) -> str:
@@ -146,5 +150,5 @@ def _text(cell: Cell) -> str:
 
 
 def _printable(text: str) -> str:
-    """Names of files may hold bytes that are no text."""
+    """Escape the bytes of file names that are not valid text."""
     return text.encode("utf-8", "backslashreplace").decode()

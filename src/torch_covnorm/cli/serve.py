@@ -1,4 +1,4 @@
-"""`serve`: the ecology over HTTP."""
+"""`serve`: the command that serves an ecology over HTTP."""
 
 from __future__ import annotations
 
@@ -8,66 +8,68 @@ from typing import Annotated
 
 import typer
 
+from ..ecology import Ecology
 from ..errors import CovNormError
-from .options import WHERE, Json, find
+from .options import ECOLOGY_HELP, ecology_folder, panel
 
 LOGS = ("text", "json")
+address, batching, limit = panel("Address"), panel("Workers and batches"), panel("Limits")
+access, log = panel("Access"), panel("Logs")
 
 
 def serve(
-    folder: Annotated[
-        Path | None, typer.Argument(metavar="ECOLOGY", show_default=False, help=WHERE)
-    ] = None,
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is everywhere.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that compute.")] = 1,
-    threads: Annotated[int, typer.Option(min=0, help="Of each; 0: as torch likes.")] = 0,
-    batch: Annotated[int, typer.Option(min=1, help="Images of one forward pass.")] = 16,
+    folder: Annotated[Path | None, typer.Argument(metavar="ECOLOGY", help=ECOLOGY_HELP)] = None,
+    host: Annotated[
+        str, address("Address to listen on; 0.0.0.0 listens on every interface.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, address("Port to listen on; 0 picks a free one.", min=0, max=65535)
+    ] = 8080,
+    workers: Annotated[int, batching("Number of worker processes.", min=1)] = 1,
+    threads: Annotated[int, batching("CPU threads per worker; 0 lets torch choose.", min=0)] = 0,
+    batch: Annotated[int, batching("Most images per forward pass.", min=1)] = 16,
     wait: Annotated[
-        float, typer.Option(min=0, help="Milliseconds that an image waits for company.")
+        float, batching("Milliseconds to wait for more images to fill a batch.", min=0)
     ] = 4,
     mixed: Annotated[
-        bool, typer.Option("--mixed/--no-mixed", help="Whether domains share a pass.")
+        bool,
+        batching("Whether a batch may contain several domains.", "--mixed/--no-mixed"),
     ] = True,
     queue: Annotated[
-        int, typer.Option(min=1, help="Images that may wait; more get 429 at once.")
+        int, limit("Images that may wait; further requests get status 429.", min=1)
     ] = 256,
-    deadline: Annotated[
-        float, typer.Option(min=0.001, help="Seconds that an answer may take, else 504.")
-    ] = 2,
+    deadline: Annotated[float, limit("Seconds until a request gets status 504.", min=0.001)] = 2,
     resident: Annotated[
-        float, typer.Option(min=0.001, help="Megabytes of domains in memory, a worker.")
+        float, limit("Megabytes of domains that a worker keeps in memory.", min=0.001)
     ] = 2000,
     pin: Annotated[
         list[str] | None,
-        typer.Option(help="A domain to keep in memory from the start.", show_default=False),
+        limit("Domain to keep in memory from the start. Repeat for several."),
     ] = None,
     keys: Annotated[
         Path | None,
-        typer.Option(help="A file with a key a line; without it, all may ask.", show_default=False),
+        access("File with one API key per line. Default: no key is needed."),
     ] = None,
     allow_writes: Annotated[
-        bool, typer.Option("--allow-writes", help="Let clients put and delete domains.")
+        bool, access("Let clients upload and delete domains.", "--allow-writes")
     ] = False,
-    logs: Annotated[str, typer.Option(help="On stderr: text or json.")] = "text",
-    json: Json = False,
+    logs: Annotated[str, log("Format of the log on stderr: text or json.")] = "text",
+    json: Annotated[bool, address("Print the address as JSON on stdout.", "--json")] = False,
 ) -> None:
-    """Answer images over HTTP, each by its own domain; a page for people is at /.
+    """Serve the domains over HTTP, with a web page at /.
 
     covnorm serve house
 
     curl --data-binary @photo.jpg -H 'Content-Type: image/jpeg'
     localhost:8080/v1/domains/flowers/predict
 
-    Domains that are added or removed meanwhile are followed within a second. Ctrl-C or SIGTERM
-    stop it once the requests under way are answered.
+    Domains that are added or removed while it runs are picked up within a second. Ctrl-C or
+    SIGTERM stops it after the pending requests are answered.
     """
     if logs not in LOGS:
         raise CovNormError(f"--logs {logs}: choose {' or '.join(LOGS)}")
     if not math.isfinite(resident):
-        raise CovNormError(f"--resident {resident}: give a number of megabytes")
+        raise CovNormError(f"--resident {resident}: expected a finite number of megabytes")
     try:
         from ..serve.server import Keys, Limits, print_address
         from ..serve.server import serve as run
@@ -75,7 +77,7 @@ def serve(
         if str(error.name).startswith("torch_covnorm"):
             raise
         raise CovNormError(
-            f"serving needs {error.name}: pip install 'torch-covnorm[serve]'"
+            f"covnorm serve needs the package {error.name}: pip install 'torch-covnorm[serve]'"
         ) from None
     limits = Limits(
         workers=workers,
@@ -89,7 +91,7 @@ def serve(
         pins=tuple(pin or ()),
     )
     run(
-        find(folder),
+        Ecology(ecology_folder(folder)),
         host=host,
         port=port,
         limits=limits,

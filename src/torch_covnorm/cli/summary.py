@@ -1,4 +1,4 @@
-"""The words and tables for a domain's results, as several commands show them."""
+"""A domain's results as several commands print them: the JSON of `add`, and tables for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from rich.table import Table
 
 from ..ecology import Ecology
-from .screen import size, table
+from ..report.wording import size
+from .screen import table
 
 STAGES = {
     "before": "bare features, linear head",
@@ -18,9 +19,9 @@ STAGES = {
 }
 
 
-def added(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What `add --json` prints."""
-    results, entry, backbone = facts["results"], ecology.entry(name), ecology.backbone
+def add_result(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `add --json` prints."""
+    results, entry = facts["results"], ecology.entry(name)
     return {
         "domain": name,
         "method": facts["method"],
@@ -29,7 +30,7 @@ def added(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> dict[str, An
         "parameters": {
             "adapter": entry.parameters,
             "total": entry.total,
-            "backbone": backbone["parameters"],
+            "backbone": ecology.backbone["parameters"],
         },
         "bytes": entry.bytes,
         "dtype": results["dtype"],
@@ -41,25 +42,25 @@ def added(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def stages_table(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> list[Table | str]:
-    """Accuracy by stage, and what the domain costs."""
+def summary(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> list[Table | str]:
+    """Return a table of the accuracy after each stage, and lines about what the domain costs."""
     results, entry, backbone = facts["results"], ecology.entry(name), ecology.backbone
     rows = [
         (STAGES[stage], value) for stage, value in results["accuracy"].items() if value is not None
     ]
-    network, ra = backbone["parameters"], results["denominators"]["ra"]
+    uncompressed = max(results["denominators"]["ra"], 1)
     lines = [
-        f"adapters {entry.parameters:,} parameters: {entry.parameters / network:.2%} of the "
-        f"backbone, {entry.parameters / max(ra, 1):.1%} of uncompressed adapters",
-        f"file     {size(entry.bytes)} ({results['dtype']}; norms, head and record too): "
+        f"adapters {entry.parameters:,} parameters: {entry.parameters / backbone['parameters']:.2%}"
+        f" of the backbone, {entry.parameters / uncompressed:.1%} of uncompressed adapters",
+        f"file     {size(entry.bytes)} ({results['dtype']}; with norms, head and record): "
         f"{entry.bytes / backbone['bytes']:.2%} of the backbone's {size(backbone['bytes'])}",
     ]
     if results.get("declined"):
-        lines.append("note: tuning validated worse than no tuning, so the untuned one is kept")
+        lines.append("note: tuning lowered the validation accuracy, so the untuned domain is kept")
     if results.get("whole"):
         n = facts["source"]["images"].get("val", 0)
         lines.append(
             f"note: no smaller adapter stays within --max-drop on {n:,} validation images, so A is "
-            "kept whole: --budget or --variance compress it"
+            "stored uncompressed. Use --budget or --variance to compress it."
         )
     return [table(name, ("", f"{results['on']} accuracy %"), rows), *lines]

@@ -1,4 +1,4 @@
-"""`predict`, `eval`, `export`: a domain at work."""
+"""`predict`, `eval`, `export`: the commands that use a domain."""
 
 from __future__ import annotations
 
@@ -12,35 +12,32 @@ from ..ecology.images import images_of
 from ..ecology.measure import held_out, percent
 from ..ecology.prediction import probabilities, read_inputs
 from ..errors import CovNormError, choices
-from .options import Device, Json, Name, Quiet, Threads, Where, check_device, find, set_threads
-from .screen import Screen, size, table
+from ..report.wording import size
+from .options import Common, Compute, Name
+from .screen import table
 
 
 def predict(
     name: Name,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", show_default=False)],
-    top: Annotated[int, typer.Option(min=1, help="How many answers an image.")] = 5,
-    where: Where = None,
-    device: Device = "cpu",
-    threads: Threads = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files.")],
+    top: Annotated[int, typer.Option(min=1, help="Number of answers per image.")] = 5,
+    *,
+    common: Compute,
 ) -> None:
-    """Say what images show, by a domain.
+    """Classify images with a domain.
 
     covnorm predict flowers a.jpg b.png --top 3
     """
-    screen, ecology = Screen(json, quiet), find(where)
-    set_threads(threads)
-    net = ecology.network()
-    classes = ecology.load(net, name).classes or ()
+    net = common.ecology.network()
+    classes = common.ecology.load(net, name).classes
     if not classes:
-        raise CovNormError(f"domain {name!r} has no classes to answer with: it is no classifier")
-    inputs = read_inputs(net, name, images)
-    found = probabilities(net.to(check_device(device)), name, inputs)
-    best = found.topk(min(top, len(classes)), dim=1)
+        raise CovNormError(
+            f"domain {name!r} has no classes, so it cannot classify images: choose another domain"
+        )
+    chances = probabilities(net.to(common.device), name, read_inputs(net, name, images))
+    best = chances.topk(min(top, len(classes)), dim=1)
     value = []
-    for file, values, places in zip(images, best.values, best.indices, strict=True):
+    for file, places, values in zip(images, best.indices, best.values, strict=True):
         answers = [
             {"label": classes[i], "probability": p}
             for i, p in zip(places.tolist(), values.tolist(), strict=True)
@@ -55,50 +52,47 @@ def predict(
         )
         for row in value
     ]
-    screen.result(value, table("", ("image", "answer", "sure %", "or"), rows))
+    columns = ("image", "answer", "probability %", "next best")
+    common.screen.result(value, table("", columns, rows))
 
 
 def eval_(
     name: Name,
     images: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER|CSV|NPZ", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="IMAGES",
+            help="Labelled images in any format that add reads. Default: the test images that the "
+            "domain was added with.",
+        ),
     ] = None,
-    where: Where = None,
-    device: Device = "cpu",
-    threads: Threads = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    *,
+    common: Compute,
 ) -> None:
-    """Measure a domain on the test images that it was made with, or on all of some others.
+    """Measure the accuracy of a domain on its test images or on other labelled images.
 
     covnorm eval flowers
 
     covnorm eval flowers new-photos/
     """
-    screen, ecology = Screen(json, quiet), find(where)
-    set_threads(threads)
-    net = ecology.network()
-    classes = ecology.load(net, name).classes or ()
-    with screen.reporting() as reporter:
+    net = common.ecology.network()
+    classes = common.ecology.load(net, name).classes or ()
+    with common.screen.reporting() as reporter:
         reporter.stage("decode", "the labelled images")
-        data = images_of(ecology, name, images, reporter.images)
-    if set(data.classes) - set(classes):
-        extra = sorted(set(data.classes) - set(classes))
+        data = images_of(common.ecology, name, images, reporter.images)
+    unknown = sorted(set(data.classes) - set(classes))
+    if unknown:
         raise CovNormError(
-            f"{images}: class {extra[0]!r} is none of domain {name!r}: {choices(extra[0], classes)}"
+            f"{images}: domain {name!r} has no class {unknown[0]!r}: {choices(unknown[0], classes)}"
         )
-    split = "all"
-    if images is None:
-        split = held_out(data)
-        x, y = data.splits[split].x, data.splits[split].y
-    else:
-        x = torch.cat([part.x for part in data.splits.values()])
-        y = torch.cat([part.y for part in data.splits.values()])
-    places = torch.tensor([classes.index(c) for c in data.classes])
-    answers = probabilities(net.to(check_device(device)), name, x).argmax(1)
-    accuracy = percent(answers == places[y])
+    split = held_out(data) if images is None else "all"
+    parts = list(data.splits.values()) if split == "all" else [data.splits[split]]
+    x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+    labels = torch.tensor([classes.index(c) for c in data.classes])[y]
+    accuracy = percent(probabilities(net.to(common.device), name, x).argmax(1) == labels)
     value = {"domain": name, "accuracy": accuracy, "n": len(y), "on": split}
-    screen.result(value, f"{name}: {accuracy:.1f} % of {len(y):,} images right ({split})")
+    text = f"{name}: {accuracy:.1f} % accuracy on {len(y):,} images ({split})"
+    common.screen.result(value, text)
 
 
 def export(
@@ -106,33 +100,37 @@ def export(
     to: Annotated[
         str | None,
         typer.Option(
-            "--to",
-            help="onnx, torch (torch.export), state-dict or domain; else by the ending of --out.",
-            show_default=False,
+            help="onnx, torch (a torch.export program), state-dict or domain. Default: by the "
+            "ending of --out, else torch."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write; else by the domain's name.", show_default=False),
+        typer.Option(
+            help="File or folder to write. Default: the domain's name in the working directory."
+        ),
     ] = None,
-    where: Where = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    *,
+    common: Common,
 ) -> None:
-    """Write a domain as a network that needs nothing of ours, adapters folded in.
+    """Export a domain as a plain network with its adapters folded in.
 
     covnorm export flowers --to onnx
     """
     from ..engines.export import ENDINGS
     from ..engines.export import export as export_domain
 
-    screen, ecology = Screen(json, quiet), find(where)
-    net = ecology.network()
-    ecology.load(net, name)
-    by_ending = {ending: form for form, ending in ENDINGS.items()}
+    net = common.ecology.network()
+    common.ecology.load(net, name)
+    by_ending = {ending: target for target, ending in ENDINGS.items()}
     to = to or by_ending.get(out.suffix if out else "", "torch")
     done = export_domain(net, name, out or Path(), to)
     files = [str(f) for f in done.files]
-    value = {"domain": name, "to": done.to, "files": files, "bytes": done.bytes}
-    value["difference"] = done.difference
-    screen.result(value, f"wrote {', '.join(files)} ({size(done.bytes)})")
+    value = {
+        "domain": name,
+        "to": done.to,
+        "files": files,
+        "bytes": done.bytes,
+        "difference": done.difference,
+    }
+    common.screen.result(value, f"wrote {', '.join(files)} ({size(done.bytes)})")
