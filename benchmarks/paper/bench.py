@@ -28,6 +28,7 @@ from ..fetch import cache
 from ..ledger import Lines
 from ..originals import archive_in
 from ..vgg16_weights import vgg16_file
+from .keys import cell as cell_key
 from .pretraining import origin, resnet26_file, weights
 from .settings import BATCH, EPOCHS, PIXELS, TUNING, WHOLE, kind, rate
 
@@ -148,7 +149,9 @@ class Bench:
     ) -> dict[str, Any]:
         """The row of a cell, measured now if it is not there (or `again`)."""
         lr = self.rate(kind(method, options)) if lr is None else lr
-        key = self.key(method, domain, seed, lr, epochs, options)
+        key = self.where(domain, seed) | cell_key(
+            self.backbone, method, options, lr=lr, epochs=epochs
+        )
         found = self.lines.find(**key)
         if found is not None and not again:
             return found
@@ -186,9 +189,8 @@ class Bench:
     ) -> list[dict[str, Any]]:
         """The rows of a method that several domains share, one a domain."""
         lr = self.rate(method)
-        keys = [
-            self.key(method, d, seed, lr, None, {**options, "sharing": len(names)}) for d in names
-        ]
+        key = cell_key(self.backbone, method, options, lr=lr, domains=len(names))
+        keys = [self.where(d, seed) | key for d in names]
         found = [self.lines.find(**key) for key in keys]
         if all(found):
             return [row for row in found if row]
@@ -218,19 +220,6 @@ class Bench:
         for basis in list(self.net.bases):
             self.net.remove_basis(basis)
         return [self.lines.add(row) for row in rows]
-
-    def key(
-        self,
-        method: str,
-        domain: str,
-        seed: int,
-        lr: float,
-        epochs: int | None,
-        options: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """What a row is found by."""
-        said = {**self.where(domain, seed), "method": method}
-        return {**said, "lr": lr, "epochs": epochs or WHOLE, "options": {**options}}
 
     def where(self, domain: str, seed: int) -> dict[str, Any]:
         """The part of a row's key that all experiments share."""

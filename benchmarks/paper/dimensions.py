@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 import torch_covnorm as cn
@@ -51,3 +52,14 @@ def _curve(E: torch.Tensor) -> list[float]:
     shares = E.cumsum(0) / E.sum()
     places = [max(1, round(len(E) * i / POINTS)) - 1 for i in range(1, POINTS + 1)]
     return [round(float(shares[p]), 4) for p in places]
+
+
+def ratios(rows: Sequence[Mapping[str, Any]], t: float) -> np.ndarray:
+    """Return η = ky/kx of measured rows at a threshold: (domains, layers), in network order."""
+    ranks = [row["ranks"][f"{t:g}"].values() for row in rows]
+    return np.array([[ky / max(kx, 1) for kx, ky in by_site] for by_site in ranks])
+
+
+def explained(rows: Sequence[Mapping[str, Any]], site: str) -> dict[str, np.ndarray]:
+    """Return the variance that x, y and A explain at a site, averaged over measured rows."""
+    return {k: np.mean([row["explained"][site][k] for row in rows], axis=0) for k in "xyA"}

@@ -12,9 +12,12 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from . import parameters, table1, table2
+from . import metric, parameters, table1, table2
 from .bench import Bench
-from .settings import EPOCHS, LIKE, kind
+from .keys import cell, cut, start
+from .published import NAMES
+from .rows import Rows
+from .settings import EPOCHS, LIKE, SMALL, kind
 from .settings import rates as grid
 
 SEARCH = parameters.DOMAINS
@@ -93,15 +96,23 @@ def best(found: Mapping[float, Mapping[str, float]]) -> list[float]:
 
 
 def tried(bench: Bench, name: str, domain: str, lr: float) -> dict[str, Any]:
-    """A row of the search for a kind; of RA it is the A that others start from."""
+    """Return a row of the search for a kind; for RA it is the A that others start from."""
     method, options = plain(name)
     epochs = EPOCHS if method == "ra" else None
     return bench.cell(method, domain, 0, lr=lr, epochs=epochs, **options)
 
 
 def plain(name: str) -> tuple[str, dict[str, Any]]:
-    """The method of a kind, and its options in the search."""
+    """Return the method of a kind, and its options in the search."""
     return OTHERS.get(name, (name, table1.options(name, 1)))
+
+
+def keys(backbone: str, name: str, lr: float) -> list[dict[str, Any]]:
+    """Return the keys of a kind at one rate; a cut ("cut-…", see `metric`) has one per share."""
+    if name.startswith("cut-"):
+        return [cut(backbone, name.removeprefix("cut-"), s, True, lr) for s in metric.SHARES]
+    method, options = plain(name)
+    return [start(backbone, lr) if method == "ra" else cell(backbone, method, options, lr=lr)]
 
 
 def check(bench: Bench, names: Iterable[str]) -> None:
@@ -119,3 +130,41 @@ def check(bench: Bench, names: Iterable[str]) -> None:
                 f"{name} on {bench.backbone}: {rates} validates best ({found}), "
                 f"and settings.RATES says {bench.rate(name):g}: write it there, and go on"
             )
+
+
+def results(rows: Rows, backbone: str) -> list[dict[str, Any]]:
+    """Return the search of every kind on a backbone, from its rows: what was tried and the best."""
+    names = {k: n for m, n in NAMES.items() for k, n in ((m, n), (m + SMALL, f"{n}, small"))}
+    searched = {k: n for k, n in names.items() if k in kinds(backbone)}
+    if backbone != "resnet26":
+        searched |= {f"cut-{way}": f"cut: {metric.WAYS[way]}" for way in metric.TUNED}
+    return [{"name": name, **_result(rows, backbone, kind)} for kind, name in searched.items()]
+
+
+def _result(rows: Rows, backbone: str, name: str) -> dict[str, Any]:
+    is_cut, domains = name.startswith("cut-"), two(backbone)
+    asked = domains if is_cut else (*domains, FURTHER)
+    keys_at = {lr: keys(backbone, name, lr) for lr in grid(backbone, name)}
+    known, undone = {}, {}
+    for lr, at_rate in keys_at.items():
+        validated, declined = (
+            [{d: v[0] for d, v in rows.values(k, field).items() if 0 in v} for k in at_rate]
+            for field in ("validation", "declined")
+        )
+        undone[lr] = [d for d in domains if any(values.get(d) for values in declined)]
+        complete = [d for d in asked if all(d in values for values in validated)]
+        if {*complete} >= {*domains}:
+            known[lr] = {d: statistics.fmean(v[d] for v in validated) for d in complete}
+    near = [] if is_cut or not known else close(known)
+    decided = len(known) == len(keys_at) and all(FURTHER in known[lr] for lr in near)
+    chosen, ends = best(known) if decided else [], {min(keys_at), max(keys_at)}
+    return {
+        "kind": name,
+        "rates": list(keys_at),
+        "used": [key for at_rate in keys_at.values() for key in at_rate if rows.of(key)],
+        "known": known,
+        "near": near,
+        "undone": undone,
+        "best": chosen,
+        "at_end": bool(chosen) and {*chosen} <= ends,
+    }

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from .bench import Bench
+from .keys import cell, start
+from .settings import EPOCHS
 
 METRICS = ("variance", "loss")
 
@@ -16,6 +18,12 @@ METRICS = ("variance", "loss")
 def options(metric: str) -> dict[str, Any]:
     """Of CovNorm."""
     return {"metric": metric, "max_drop": 0.5, "dtype": "smallest"}
+
+
+def keys(backbone: str) -> dict[str, dict[str, Any]]:
+    """Return {name: key} of RA and of the smallest file in each metric."""
+    named = {f"RA after {EPOCHS} epochs, float32": start(backbone)}
+    return named | {f"{m} metric": cell(backbone, "covnorm", options(m)) for m in METRICS}
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch_covnorm as cn
 
 from .bench import Bench
+from .keys import cell
 
 SEVERAL = ("ra", "covnorm", "svd-fta", "fta", "covnorm-joint")  # three seeds; the rest have one
 # Without LwF: it keeps the answers of the old head, and VGG16's file has its convolutions alone.
@@ -21,6 +22,11 @@ def options(method: str, domains: int) -> dict[str, Any]:
         return {"rank": domains / (2 * (domains + 1))}
     by_variance = method in ("covnorm", "pca-fta", "covnorm-joint")
     return {"variance": VARIANCE} if by_variance else {}
+
+
+def key(method: str, domains: int) -> dict[str, Any]:
+    """Return the key of a method where so many domains may share."""
+    return cell("vgg16", method, options(method, domains), domains=domains)
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int], methods: Iterable[str]) -> None:

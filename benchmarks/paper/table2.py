@@ -8,6 +8,7 @@ schedule.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +16,12 @@ import torch
 
 from torch_covnorm.data import decathlon_score
 
+from ..originals import Archive
 from .bench import Bench
+from .keys import cell
+from .pretraining import origin as origin_of
+from .pretraining import weights
+from .rows import Rows
 
 BASELINE = "fnft"
 METHODS = ("fnft", "lwf", "ra", "dan", "piggyback", "covnorm")
@@ -52,6 +58,40 @@ def source(bench: Bench) -> dict[str, Any]:
     return found
 
 
-def score(accuracies: dict[str, float], baselines: dict[str, float]) -> dict[str, Any]:
-    """``{"total", "points"}`` of test accuracies in percent."""
-    return decathlon_score(accuracies, baselines=baselines)
+def score(accuracy: float, baseline: float, n: int) -> float:
+    """Score a test accuracy in percent by the Decathlon's formula.
+
+    The formula divides by the baseline's error: no error among n images counts as half an image.
+    """
+    most = 100 * (1 - 0.5 / n)
+    scored = decathlon_score({"it": min(accuracy, most)}, baselines={"it": min(baseline, most)})
+    return float(scored["total"])
+
+
+def results(rows: Rows, archive: Archive | None = None) -> dict[str, Any]:
+    """Return accuracy and points per domain, and scores, of the rows of one ResNet-26."""
+    origin = origin_of(archive)
+    domains = [d for d in rows.domains if d != origin]
+    network = weights(archive)
+    rows = Rows([r for r in rows.all if r.get("weights") == network], (*domains, origin))
+    keys = {m: cell("resnet26", m, OPTIONS.get(m, {})) for m in METHODS}
+    accuracy = {
+        m: {d: statistics.fmean(v.values()) for d, v in rows.values(k).items()}
+        for m, k in keys.items()
+    }
+    tested = {d: row["n"] for k in keys.values() for (d, _), row in rows.of(k).items()}
+    fewest = min(tested, key=lambda d: tested[d], default="one")
+    base, points, scores = accuracy[BASELINE], {}, {}
+    for m, reached in accuracy.items():
+        known = {d: score(a, base[d], tested[d]) for d, a in reached.items() if d in base}
+        # One image of the smallest test part is worth hundreds of points: a score without it too.
+        scored = (domains, [d for d in domains if d != fewest])
+        scores[m] = [sum(known[d] for d in of) if known.keys() >= {*of} else None for of in scored]
+        points[m] = known
+    kept = rows.values(keys["lwf"], "forgetting", "after") if "lwf" in keys else {}
+    return {
+        **{"rows": rows, "keys": keys, "origin": origin, "domains": domains, "fewest": fewest},
+        **{"accuracy": accuracy, "points": points, "scores": scores},
+        "source": rows.of({"backbone": "resnet26", "method": "source"}).get((origin, 0)),
+        "kept": [v for by_seed in kept.values() for v in by_seed.values()],
+    }

@@ -161,7 +161,7 @@ def test_table_2_runs_on_the_archive(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(table2, "METHODS", ("fnft", "lwf", "ra", "covnorm"))
     for length in ("WHOLE", "EPOCHS", "TUNING"):
         monkeypatch.setattr(f"benchmarks.paper.bench.{length}", 1)
-    monkeypatch.setattr("benchmarks.paper.page.rows.WHOLE", 1)
+    monkeypatch.setattr("benchmarks.paper.keys.WHOLE", 1)
     lines = Lines("originals")
     profiles.piece("table2", lines, folder)
     small = Bench("resnet26", lines, folder)
