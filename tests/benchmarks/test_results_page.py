@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -16,6 +17,8 @@ pytest.importorskip("matplotlib")
 from result_rows import cells_of, full, made_up, row
 
 import torch_covnorm as cn
+from benchmarks import readers
+from benchmarks.domains import SIZES
 from benchmarks.ledger import cpu
 from benchmarks.paper import again, metric, parameters, rates, settings, table1
 from benchmarks.paper.keys import cell, cut, start
@@ -36,10 +39,15 @@ def committed() -> list[dict]:
     return [json.loads(line) for line in RESULTS.read_text().splitlines()]
 
 
+COLUMNS = "| mean test accuracy % | published, other data | here | adapter parameters, of RA's |"
+
+
 def table_in_readme(text: str) -> list[list[str]]:
-    """The lines below the one that begins so."""
-    lines = text.partition("| mean test accuracy %")[2].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    """The lines of the table with these columns, wherever it stands."""
+    lines = text.splitlines()
+    below = lines[lines.index(COLUMNS) + 2 :]
+    table = itertools.takewhile(lambda line: line.startswith("|"), below)
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
 def as_in_readme(rows: list[dict]) -> list[list[str]]:
@@ -58,6 +66,14 @@ def test_the_table_in_the_readme_is_made_of_the_rows_in_the_results():
     found = next(r for r in other if all(r.get(k) == v for k, v in key.items()))
     found["accuracy"] -= 5
     assert table_in_readme(text) != as_in_readme(other)
+
+
+def test_the_sizes_of_the_domains_are_those_of_the_rows():
+    assert {name: classes for name, (classes, _) in SIZES.items()} == {
+        name: len(classes) for name, classes in readers.CLASSES.items()
+    }
+    tested = {(r["domain"], r["n"]) for r in committed() if "n" in r}
+    assert tested == {(name, parts[-1]) for name, (_, parts) in SIZES.items()}
 
 
 def several_starts(rows) -> set[tuple[str, int]]:
