@@ -1,10 +1,11 @@
-"""The paper on real data.
+"""The paper's experiments on real data.
 
-python -m benchmarks.paper quick    two domains, one seed, key methods; ends with the table
-python -m benchmarks.paper full     everything, over several hours; or one piece of it by its name
+python -m benchmarks.paper quick    two domains, one seed, key methods; ends with Table 1
+python -m benchmarks.paper full     everything, several hours; or one piece, by its name
 python -m benchmarks.paper page     write docs/results.md from the results
 
-Each result is kept as it comes, and what is there is not run again: stop it when you like.
+Each result is saved as soon as it is measured, and existing results are not measured again: you can
+stop at any time and continue with the same command.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def main() -> None:
     )
     parser.add_argument("what", choices=("quick", "full", "page", *profiles.PIECES))
     parser.add_argument(
-        "--data", type=Path, help="a folder with the paper's own datasets, to use instead of ours"
+        "--data", type=Path, help="folder with the paper's datasets, to use instead of ours"
     )
-    parser.add_argument("--fresh", action="store_true", help="quick: measure anew what is there")
+    parser.add_argument("--fresh", action="store_true", help="quick: discard existing results")
     args = parser.parse_args()
     try:
         _run(args.what, args.data, args.fresh)

@@ -1,4 +1,4 @@
-"""The figures of effective dimensions: η = ky/kx a layer, and how fast each spectrum falls."""
+"""Effective dimensions: η = ky/kx per layer, and how fast each spectrum falls."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch_covnorm.stats.ranks import by_variance
 from .bench import Bench
 
 THRESHOLDS = (0.9, 0.95, 0.99)
-POINTS = 64  # of each curve that are kept
+POINTS = 64  # kept of each curve
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
-    """One row a domain and seed: ranks at each threshold, and the variance explained."""
+    """Measure one row per domain and seed: ranks at each threshold, and the variance explained."""
     for seed in seeds:
         for domain in names:
             key = {**bench.where(domain, seed), "method": "spectra"}
@@ -48,7 +48,7 @@ def _measured(bench: Bench, domain: str, seed: int) -> dict[str, Any]:
 
 
 def _curve(E: torch.Tensor) -> list[float]:
-    """The share that the first i/POINTS of the directions explain, i = 1…POINTS."""
+    """Return the share that the first i/POINTS of the directions explain, i = 1…POINTS."""
     shares = E.cumsum(0) / E.sum()
     places = [max(1, round(len(E) * i / POINTS)) - 1 for i in range(1, POINTS + 1)]
     return [round(float(shares[p]), 4) for p in places]

@@ -1,8 +1,8 @@
 """Joint mode in three ways at equal ranks: shared bases of the variance, of the loss, of the A's.
 
-The last is after the joint diagonalisation of LoRA collections (JD-Full): ``A_i ≈ C M_i W`` with
-orthonormal C and W that all share, by alternating eigenproblems; it sees no data. M is measured as
-it comes and tuned; C and W stay.
+The last follows the joint diagonalisation of LoRA collections (JD-Full): ``A_i ≈ C M_i W`` with
+orthonormal C and W that all domains share, by alternating eigenproblems; it uses no data. M is
+measured before and after tuning; C and W stay fixed.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _share(
     ratio: float,
     seed: int,
 ) -> tuple[int, int]:
-    """Put the domains on shared factors; returns each one's own parameters, and the shared."""
+    """Put the domains on shared factors; return the parameters of each, and the shared ones."""
     net, first = bench.net, next(iter(trained.values()))
     shapes = {s: A.matrix().shape for s, A in net.domain(first).maps.items()}
     ranks = {s: rank_of(ratio, *shape) for s, shape in shapes.items()}
@@ -118,7 +118,7 @@ def _share(
 
 
 def joint_diagonal(matrices: Sequence[Tensor], r: int, rounds: int = 20) -> tuple[Tensor, Tensor]:
-    """C (d_out, r) and W (r, d_in), orthonormal, that minimise ``Σ |A_i - C M_i W|²``."""
+    """Return the orthonormal C (d_out, r) and W (r, d_in) that minimise ``Σ |A_i - C M_i W|²``."""
     W = torch.linalg.eigh(sum(A.T @ A for A in matrices))[1].flip(1)[:, :r].T
     for _ in range(rounds):
         C = torch.linalg.eigh(sum(A @ W.T @ W @ A.T for A in matrices))[1].flip(1)[:, :r]

@@ -1,13 +1,13 @@
 """Variance or loss: accuracy against adapter parameters, for each metric and its neighbours.
 
-Residual adapters are trained once a domain and seed, then cut to 1/8, 1/16 and 1/32 of their
-parameters: by CovNorm with one threshold t (the paper), with one budget in the metric of the
-variance (the PCA of y) and of the loss, and by the neighbours. Measured as they are; the two
-metrics and SVD with one budget also tuned. Three seeds have the question itself, which is the two
-metrics, and SVD with one budget as it is; the rest is of the first seed.
+Residual adapters are trained once per domain and seed, then cut to 1/8, 1/16 and 1/32 of their
+parameters: by CovNorm with one threshold t (the paper), by CovNorm with one budget in the variance
+metric (the PCA of y) or the loss metric, and by the neighbours. All are measured without tuning;
+the two metrics and SVD with one budget are also tuned. The two metrics, and SVD with one budget
+without tuning, have three seeds; the rest has one.
 
-The gradients are those of the validation images. On its training images a network is so sure that
-all but a few have none, and G is noise: "loss-train" shows what that costs.
+The gradients come from the validation images. On its training images a network is so certain that
+almost all gradients vanish and G is noise: "loss-train" shows what that costs.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ WAYS = {  # {way to cut an A: its name in tables}
     "svd-scaled": "SVD of scaled A (after ASVD), one budget",
 }
 TUNED = (*METRICS, "svd-greedy")
-SEVERAL = {False: TUNED, True: METRICS}  # tuned or not: the ways of every seed
-ONE = {False: tuple(WAYS), True: TUNED}  # of the first
+SEVERAL = {False: TUNED, True: METRICS}  # {tuned: ways measured with every seed}
+ONE = {False: tuple(WAYS), True: TUNED}  # with the first seed
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
-    """All rows of these domains and seeds."""
+    """Measure all cuts of these domains and seeds."""
     for seed in seeds:
         for domain in names:
             _run(bench, domain, seed, keys(bench, domain, seed))
 
 
 def search(bench: Bench, names: Iterable[str]) -> None:
-    """The tuned ways at every rate, as `rates.run` does it for the methods."""
+    """Measure the tuned ways at every rate, as `rates.run` does for the methods."""
     for domain in names:
         tuned = [key for key in keys(bench, domain, 0) if key["tuned"]]
         tried = [{**k, "lr": r} for k in tuned for r in rates(bench.backbone, f"cut-{k['way']}")]

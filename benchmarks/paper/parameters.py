@@ -1,6 +1,6 @@
-"""The figure "accuracy vs parameters": each method over its range of ranks, on two domains.
+"""Accuracy against parameters: each method over its range of ranks, on two domains.
 
-It also holds our own question: M in closed form, as the identity, or random; tuned and not.
+Also what M starts as: in closed form, as the identity, or random, before and after tuning.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ START_THRESHOLDS = (0.9, 0.99)
 
 
 def cells() -> list[tuple[str, dict[str, Any]]]:
-    """(method, options) of every point."""
+    """Return (method, options) of every point."""
     points: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in BOUNDS]
     points += [(method, options) for method in CURVES for options in curve(method)]
     return points + [("covnorm", options) for options in starts() if "M" in options]
 
 
 def curve(method: str) -> list[dict[str, Any]]:
-    """Options of every point of a method's curve; those of Table 1 are the same cells there."""
+    """Return the options of every point of a method's curve; points of Table 1 are its cells."""
     if method == "covnorm":
         return [{"variance": t} for t in THRESHOLDS]
     if method == "pca-fta":
@@ -46,7 +46,7 @@ def curve(method: str) -> list[dict[str, Any]]:
 
 
 def starts() -> list[dict[str, Any]]:
-    """Options of CovNorm for each start of M; the closed form is the method's own."""
+    """Return CovNorm's options for each start of M; the closed form is the default."""
     return [
         {"variance": t, **({} if M == "closed-form" else {"M": M})}
         for t in START_THRESHOLDS
@@ -67,7 +67,7 @@ def start_keys() -> list[dict[str, Any]]:
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
-    """All points of these domains and seeds."""
+    """Measure all points of these domains and seeds."""
     names = list(names)
     for seed in seeds:
         for method, options in cells():

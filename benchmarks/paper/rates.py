@@ -1,9 +1,9 @@
-"""The learning rate of every kind: the best of three or more on validation, two domains, one seed.
+"""The learning rate of every kind: the best of at least three on the validation images, one seed.
 
-Where the best of three is at their end, further ones are tried. Where the two domains tell rates
-apart by less than half a point, a third one is asked as well. A kind is a method, or CovNorm by
-what else M starts as, at the size that Table 1 has it; those of the figure again at a small size.
-The same search for all of them; the choice is written down in `settings.RATES`.
+Two domains decide. If the best rate is at the end of the range, more rates are tried; if rates are
+less than half a point apart, a third domain is added. A kind is a method at the size it has in
+Table 1, or CovNorm with another start of M; the methods of the figure are also searched at a small
+size. The search is the same for all, and its result is written down in `settings.RATES`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from .settings import EPOCHS, LIKE, SMALL, kind
 from .settings import rates as grid
 
 SEARCH = parameters.DOMAINS
-FURTHER, TIE = "drawings", 0.5  # who is asked where less than so many points decide
-# The curves of the figure once more where they are small.
+FURTHER, TIE = "drawings", 0.5  # the third domain, and the points below which it decides
+# The methods of the figure at a small size.
 SMALLER: dict[str, dict[str, Any]] = {
     "covnorm": {"variance": parameters.START_THRESHOLDS[0]},
     "svd-fta": {"rank": 1 / 32},
     "fta": {"rank": 1 / 32},
     "pca-fta": {"ratio": 1 / 32},
 }
-# What is searched beside Table 1, also CovNorm by what else M starts as: {kind: (method, options)}.
+# Searched in addition to Table 1: {kind: (method, options)}.
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     kind(method, options): (method, options)
     for method, options in (
@@ -40,7 +40,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def kinds(backbone: str) -> list[str]:
-    """What is searched on a backbone, beside the cuts of `metric`."""
+    """Return the kinds searched on a backbone, without the cuts of `metric`."""
     methods = {
         "vgg16": (*table1.SEVERAL, *table1.ONE, *OTHERS),
         "efficientnet-lite0": ("ra",),
@@ -50,18 +50,18 @@ def kinds(backbone: str) -> list[str]:
 
 
 def run(bench: Bench) -> None:
-    """Every kind of a backbone at every rate."""
+    """Measure every kind of a backbone at every rate."""
     for name in kinds(bench.backbone):
         search(bench, name)
 
 
 def two(backbone: str) -> tuple[str, ...]:
-    """The domains of the search: others than what the backbone was trained on."""
+    """Return the domains of the search, none of which the backbone was trained on."""
     return ("products", "sketches") if backbone == "resnet26" else SEARCH
 
 
 def search(bench: Bench, name: str) -> dict[float, dict[str, float]]:
-    """{rate: {domain: validation}} of a kind; of the third domain where the two cannot tell."""
+    """Return {rate: {domain: validation}} of a kind, with the third domain for close rates."""
 
     def validation(domain: str, lr: float) -> float:
         return float(tried(bench, name, domain, lr)["validation"])
@@ -74,21 +74,21 @@ def search(bench: Bench, name: str) -> dict[float, dict[str, float]]:
 
 
 def mean(values: Mapping[str, float], further: bool = False) -> float:
-    """Of the two domains, or of all three."""
+    """Return the mean over the two domains, or over all three."""
     return statistics.fmean(v for d, v in values.items() if further or d != FURTHER)
 
 
 def close(found: Mapping[float, Mapping[str, float]]) -> list[float]:
-    """The rates that the two domains cannot tell from the best one; none if it stands alone."""
+    """Return the rates that the two domains cannot separate from the best, if there are any."""
     means = {lr: mean(values) for lr, values in found.items()}
     near = [lr for lr, value in means.items() if value > max(means.values()) - TIE]
     return near if len(near) > 1 else []
 
 
 def best(found: Mapping[float, Mapping[str, float]]) -> list[float]:
-    """The best on the two domains; of those that are close to it, the best on all three.
+    """Return the best rate on the two domains; among close rates, the best on all three.
 
-    More than one where they are equal: then one of them is as good as another.
+    Equal rates are all returned: any of them may be used.
     """
     near = close(found)
     means = {lr: mean(found[lr], further=bool(near)) for lr in near or found}
@@ -116,9 +116,9 @@ def keys(backbone: str, name: str, lr: float) -> list[dict[str, Any]]:
 
 
 def check(bench: Bench, names: Iterable[str]) -> None:
-    """Refuse to go on with a rate that the search did not choose.
+    """Refuse to continue with a rate that the search did not choose.
 
-    The originals take what was chosen on our domains.
+    The originals use the rates chosen on our domains.
     """
     if bench.folder is not None:
         return
@@ -127,8 +127,8 @@ def check(bench: Bench, names: Iterable[str]) -> None:
         if bench.rate(name) not in best(found):
             rates = " or ".join(f"{lr:g}" for lr in best(found))
             raise SystemExit(
-                f"{name} on {bench.backbone}: {rates} validates best ({found}), "
-                f"and settings.RATES says {bench.rate(name):g}: write it there, and go on"
+                f"{name} on {bench.backbone}: {rates} validates best ({found}), but settings.RATES "
+                f"has {bench.rate(name):g}. Enter the best rate there and run the command again."
             )
 
 

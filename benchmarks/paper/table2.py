@@ -1,9 +1,8 @@
-"""Table 2 in small, a mini-Decathlon: ResNet-26 pre-trained here on objects, adapted to the others.
+"""Table 2, a mini-Decathlon: ResNet-26 pretrained here on objects, adapted to the other domains.
 
-Scored by the Decathlon's formula against our own fine-tuned networks. It is no Decathlon score and
-compares with no leaderboard: other domains, other images, another pre-training. From a folder with
-the Decathlon's archive it is that on its val parts, pre-trained on imagenet12 by our own short
-schedule.
+It is scored by the Decathlon's formula against our own fine-tuned networks. The score does not
+compare with any leaderboard: other domains, other images, another pretraining. With the Decathlon's
+archive it is tested on the val parts, pretrained on imagenet12 with our own short schedule.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {"covnorm": {"variance": 0.99}, "lwf": {"wa
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int], methods: Iterable[str]) -> None:
-    """All cells; the source domain is the network itself, as it was pre-trained."""
+    """Measure all cells; the source domain is the pretrained network itself."""
     names = [n for n in names if n != bench.origin]
     source(bench)
     for seed in seeds:
@@ -39,7 +38,7 @@ def run(bench: Bench, names: Iterable[str], seeds: Iterable[int], methods: Itera
 
 
 def source(bench: Bench) -> dict[str, Any]:
-    """The row of the pre-trained network on its own domain."""
+    """Return the row of the pretrained network on the domain it was trained on."""
     key = {**bench.where(bench.origin, 0), "method": "source"}
     found = bench.lines.find(**key)
     if found is None:
