@@ -1,7 +1,8 @@
-"""Speed of the heart of the library as ratios inside one run: ``make bench``, alone on a machine.
+"""Speed of the core of the library, as ratios within one run: ``make bench`` on an idle machine.
 
-Every entry goes to benchmarks/results/core.json as it comes; an interrupted run resumes. Options:
-``--fresh`` measures anew, ``--only moments,vgg16`` runs the measurements whose names begin so.
+Every entry is saved to benchmarks/results/core.json as soon as it is measured; an interrupted run
+resumes. ``--fresh`` discards existing entries; ``--only moments,vgg16`` runs only the measurements
+whose names start with one of these.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def digits(side: int, mean: float, std: float, count: int) -> tuple[torch.Tensor
 
 
 def trained(backbone: nn.Module, x: torch.Tensor, y: torch.Tensor) -> cn.MultiDomainNetwork:
-    """Residual adapters trained a little on real digits, normalised at t = 0.99 and absorbed."""
+    """Return a network with adapters trained briefly on digits, normalised (t = 0.99), absorbed."""
     torch.manual_seed(0)
     net = cn.MultiDomainNetwork(backbone.to(memory_format=torch.channels_last))
     net.add_domain("d0", classes=10)
@@ -50,7 +51,7 @@ def trained(backbone: nn.Module, x: torch.Tensor, y: torch.Tensor) -> cn.MultiDo
 
 
 def copies(net: cn.MultiDomainNetwork, count: int) -> list[str]:
-    """Domains d0 … of equal size and different numbers, up to `count`."""
+    """Add domains of equal size with different weights, up to `count`; return their names."""
     for i in range(len(net.domains), count):
         domain = copy.deepcopy(net.domains["d0"])
         domain.name = f"d{i}"
@@ -62,7 +63,7 @@ def copies(net: cn.MultiDomainNetwork, count: int) -> list[str]:
 
 
 def moments_against_matmul(d: int) -> dict[str, Any]:
-    """Features as B1 gives them; `shifted` has a mean of ten deviations to take out."""
+    """Compare with x.T @ x on features as B1 gives them; `shifted` has a mean of 10 deviations."""
     x = torch.randn((1 << 24) // d, d)
     shifted = x + 10
     bare, ours, centring = seconds(
@@ -76,7 +77,7 @@ def moments_against_matmul(d: int) -> dict[str, Any]:
 
 
 def moments_against_sklearn(d: int) -> dict[str, Any]:
-    """Sixteen batches of 4096 rows, as 32 images of 128 positions give, and the PCA at the end."""
+    """Compare 16 batches of 4096 rows (32 images of 128 positions), with the PCA at the end."""
     blocks = torch.randn(16 * 4096, d).split(4096)
     array = [b.numpy() for b in blocks]
 
@@ -99,7 +100,9 @@ def moments_against_sklearn(d: int) -> dict[str, Any]:
 def inference(net: cn.MultiDomainNetwork, x: torch.Tensor) -> dict[str, Any]:
     merged = net.merge("d0")
     bare = plain_copy(net.backbone)
-    bare.set_submodule(net.head_name, copy.deepcopy(net.domains["d0"].head))  # as wide a head
+    bare.set_submodule(
+        net.head_name, copy.deepcopy(net.domains["d0"].head)
+    )  # a head of the same width
     ones = seconds(lambda: bare(x), lambda: net(x, domain="d0"), lambda: merged(x))
     adapted, folded = ones[1] / ones[0], ones[2] / ones[0]
     return {
@@ -138,7 +141,7 @@ def mixed(net: cn.MultiDomainNetwork, x: torch.Tensor) -> dict[str, Any]:
 
 @torch.no_grad()
 def switching(count: int) -> dict[str, Any]:
-    """A call that names another domain than the one before, against one that names the same."""
+    """Compare a call that changes the domain with one that repeats it."""
     torch.manual_seed(0)
     net = cn.MultiDomainNetwork(
         nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -150,7 +153,7 @@ def switching(count: int) -> dict[str, Any]:
     for i in range(6000):
         name = next(turn) if i % 2 else "d0"
         if i % 2 == 0:
-            net(x, domain="d0")  # so that the next call finds d0's numbers at hand
+            net(x, domain="d0")  # so that d0 is cached for the next call
         start = time.perf_counter()
         net(x, domain=name)
         (other if i % 2 else same).append(time.perf_counter() - start)

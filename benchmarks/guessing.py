@@ -1,11 +1,11 @@
-"""`auto`: how often the server names the right domain, and says so when none fits.
+"""`auto`: how often the server picks the right domain, and notices that none fits.
 
     python -m benchmarks.guessing [--fresh]
 
-The seven domains of the paper benchmark on EfficientNet-Lite0, with the residual adapters that
-were trained there (or are now), not compressed; as `covnorm add` does, each keeps a dozen held-out
-images. Test images of each are guessed among all seven, and again with their own domain left out,
-where the right answer is that none fits. Results are in results/guessing.json.
+The seven domains of the paper benchmark on EfficientNet-Lite0, with the residual adapters trained
+there, not compressed. As with `covnorm add`, each domain keeps a dozen held-out images. The domain
+of test images is guessed among all seven, and again without the right one, where the correct answer
+is that none fits. Results are in results/guessing.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIZE, IMAGES, EXAMPLES = PIXELS[BACKBONE], 200, 12
 
 
 def keep(ecology: Ecology, bench: Bench, domain: str) -> None:
-    """A trained domain with its statistics."""
+    """Store a trained domain with its statistics."""
     net, name, data = bench.net, bench.trained(domain, 0), bench.data(domain)
     moments = cn.collect(net, name, bench.parts(domain)["plain"])
     net.copy_domain(name, domain)
@@ -48,7 +48,7 @@ def keep(ecology: Ecology, bench: Bench, domain: str) -> None:
 
 
 def measure(guesser: Guesser, bench: Bench, domain: str) -> dict[str, Any]:
-    """Of a domain's test images, in percent: named right; none fits; and with it left out."""
+    """Return the percentages of a domain's test images: right; refused; refused without it."""
     images = bench.data(domain).x_test[:IMAGES]
     sizes = dict.fromkeys(bench.domains, SIZE)
     named: Counter[str] = Counter()
@@ -83,7 +83,7 @@ def main() -> None:
             guesser.learn(dict.fromkeys(bench.domains, "1"))
         for domain in bench.domains:
             ledger.run(domain, lambda d=domain: measure(guesser, bench, d))
-    print("| domain | images | named right | said to fit none | so, with its own left out |")
+    print("| domain | images | right | refused | refused without its own domain |")
     print("|---|---|---|---|---|")
     for domain, e in ledger.entries.items():
         shares = (f"{e[k]:.1f} %" for k in ("right", "refused", "refused_without_it"))

@@ -1,4 +1,4 @@
-"""Results as they come: one JSON file, one entry a measurement; what is there is not run again."""
+"""Result files that survive an interrupted run: existing results are not measured again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 class Ledger:
-    """A JSON file of named results that survives an interrupted run."""
+    """A JSON file with one entry per measurement."""
 
     def __init__(self, name: str, fresh: bool = False) -> None:
         self.file = RESULTS / f"{name}.json"
@@ -26,7 +26,7 @@ class Ledger:
             self.entries = json.loads(self.file.read_text())
 
     def run(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The entry of that name, measured now if it is not there."""
+        """Return the entry with this name; measure it if it is missing."""
         if name not in self.entries:
             print(f"… {name}", flush=True)
             start = time.perf_counter()
@@ -43,7 +43,7 @@ class Ledger:
 
 
 def seconds(*runs: Callable[[], Any], rounds: int = 15, warm: int = 2) -> list[float]:
-    """The lower quartile of each one's times, run in turn so that all meet the same machine."""
+    """Return the lower quartile of each run's times; runs alternate to share conditions."""
     times: list[list[float]] = [[] for _ in runs]
     for round_ in range(warm + rounds):
         for run, kept in zip(runs, times, strict=True):
@@ -55,12 +55,12 @@ def seconds(*runs: Callable[[], Any], rounds: int = 15, warm: int = 2) -> list[f
 
 
 def cpu() -> str:
-    """The instructions that torch takes here: the same seed repeats itself with the same ones."""
+    """Return the CPU instructions that torch uses; a seed repeats only with the same ones."""
     return str(torch.backends.cpu.get_cpu_capability())
 
 
 class Lines:
-    """A file of JSON lines, one a result; what is there is not run again."""
+    """A file of JSON lines, one per result."""
 
     def __init__(self, name: str, fresh: bool = False) -> None:
         self.file = RESULTS / f"{name}.jsonl"
@@ -71,11 +71,11 @@ class Lines:
             self.rows = [json.loads(line) for line in self.file.read_text().splitlines()]
 
     def find(self, **keys: Any) -> dict[str, Any] | None:
-        """The row with these values, if there is one."""
+        """Return the first row with these values, or None."""
         return next(iter(self.all(**keys)), None)
 
     def all(self, **keys: Any) -> list[dict[str, Any]]:
-        """Every row with these values; a key that a row lacks counts as None."""
+        """Return every row with these values; a missing key counts as None."""
         return [r for r in self.rows if all(r.get(k) == v for k, v in keys.items())]
 
     def add(self, row: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""A load on a server over real HTTP: closed loops find its capacity, open loops its latencies.
+"""Load a server over HTTP: closed loops measure its capacity, open loops its latencies.
 
-Requests choose their domain as in Punica: identical, uniform, skewed (Zipf), distinct.
+Requests choose their domain as in Punica: identical, uniform, skewed (Zipf) or distinct.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ ZIPF = 1.5
 
 @dataclass
 class Seen:
-    """What a load met: seconds of each answer from when it was due, those that the server itself
-    says, and how many of each status. Where the generator lags, only the first know."""
+    """Measurements of a load.
+
+    `seconds` run from the due time of a request and so include a lag of the generator; `inside` is
+    what the server reports itself.
+    """
 
     seconds: list[float] = field(default_factory=list)
     inside: list[float] = field(default_factory=list)
@@ -32,7 +35,7 @@ class Seen:
     lasted: float = 0.0
 
     def row(self) -> dict[str, Any]:
-        """As numbers: requests a second, latencies in milliseconds."""
+        """Return requests per second, and latencies in milliseconds."""
         return {
             "rate": round(len(self.seconds) / self.lasted, 1),
             **{f"p{p}": at(self.seconds, p) for p in (50, 95, 99)},
@@ -44,14 +47,14 @@ class Seen:
 
 
 def at(seconds: list[float], percent: int) -> float | None:
-    """A percentile, in milliseconds."""
+    """Return a percentile in milliseconds."""
     ordered = sorted(seconds)
     place = min(len(ordered) - 1, int(len(ordered) * percent / 100))
     return round(1000 * ordered[place], 1) if ordered else None
 
 
 def chooser(mode: str, count: int, seed: int = 0) -> Callable[[], str]:
-    """The next request's domain."""
+    """Return a function that chooses the domain of the next request."""
     draw = random.Random(seed)
     names = [f"d{i}" for i in range(count)]
     if mode == "identical":
@@ -64,7 +67,7 @@ def chooser(mode: str, count: int, seed: int = 0) -> Callable[[], str]:
 
 
 class Client:
-    """HTTP/1.1 over connections that are kept; as many as are needed at once."""
+    """HTTP/1.1 over persistent connections, as many as are needed at once."""
 
     def __init__(self, address: str, images: list[bytes]) -> None:
         self.host, port = address.split(":")
@@ -73,7 +76,7 @@ class Client:
         self.turn = itertools.count()
 
     async def ask(self, domain: str, seen: Seen, due: float | None = None) -> int:
-        """One request, from when it was due (or now) to the last byte; its status."""
+        """Send a request, timed from `due` (or now) to the last byte, and return its status."""
         start = time.perf_counter() if due is None else due
         body = self.images[next(self.turn) % len(self.images)]
         head = f"POST /v1/domains/{domain}/predict?top=1 HTTP/1.1\r\nHost: x\r\n"
@@ -81,9 +84,9 @@ class Client:
         try:
             async with self.connection() as (reader, writer):
                 writer.write(head.encode() + body)
-                said = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-                status = int(said.split()[1])
-                size = int(said.split("content-length: ")[1].split()[0])
+                headers = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                status = int(headers.split()[1])
+                size = int(headers.split("content-length: ")[1].split()[0])
                 answer = json.loads(await reader.readexactly(size))
         except (OSError, asyncio.IncompleteReadError):
             status = 0
@@ -101,7 +104,7 @@ class Client:
         self,
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
         pair = self.free.pop() if self.free else None
-        if pair is None or pair[0].at_eof():  # the server closes what is idle for long
+        if pair is None or pair[0].at_eof():  # the server closes idle connections
             pair = await asyncio.open_connection(self.host, self.port)
         try:
             yield pair
@@ -116,7 +119,7 @@ class Client:
 
 
 async def closed(client: Client, choose: Callable[[], str], seconds: float, clients: int) -> Seen:
-    """A fixed number of clients, each with one request under way; refused, it waits a little."""
+    """Run a fixed number of clients with one request each; a refused client waits briefly."""
     seen, start = Seen(), time.perf_counter()
 
     async def one() -> None:
@@ -132,7 +135,7 @@ async def closed(client: Client, choose: Callable[[], str], seconds: float, clie
 async def opened(
     client: Client, choose: Callable[[], str], seconds: float, rate: float, bursty: bool = False
 ) -> Seen:
-    """Requests that come whether the server answers or not: Poisson, or in bursts of ten."""
+    """Send requests at a fixed rate whether the server answers or not: Poisson, or in bursts."""
     seen, draw, start = Seen(), random.Random(1), time.perf_counter()
     tasks, due, burst = [], 0.0, 10 if bursty else 1
     while due < seconds:

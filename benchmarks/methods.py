@@ -1,11 +1,12 @@
 """Every method on one real domain: accuracy, parameters, bytes, seconds. ``make bench-methods``.
 
-The shipped sample of Fashion-MNIST on a frozen pretrained backbone: 850 images train, 150 choose
-(the epoch, and the learning rate out of two, for every method alike), 500 test. The joint methods
-share with a second domain, the digits. One seed: a point of accuracy is noise.
+The shipped sample of Fashion-MNIST on a frozen pretrained backbone: 850 images for training, 150
+for validation (to choose the epoch, and one of two learning rates, for every method alike) and 500
+for testing. The joint methods share with a second domain, the digits. One seed: a difference of one
+point is noise.
 
-Every run is a line of benchmarks/results/methods.jsonl as it comes; an interrupted benchmark
-resumes. ``--backbone vgg16`` takes VGG16's ImageNet convolutions at 32 px instead.
+Every run appends a line to benchmarks/results/methods.jsonl; an interrupted benchmark resumes.
+``--backbone vgg16`` uses VGG16's ImageNet convolutions at 32 px instead.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ VARIANCES = (0.99, 0.9)  # for the methods that choose ranks by variance
 
 
 class Loader:
-    """Shuffled batches of tensors, a new order each epoch; or in order."""
+    """Batches of tensors, in order or shuffled anew in each epoch."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, shuffle: bool = False) -> None:
         self.x, self.y, self.shuffle = x, y, shuffle
@@ -47,8 +48,9 @@ class Loader:
 
 
 def data(name: str, backbone: str) -> dict[str, Loader]:
-    sample, how = load_sample(name), cn.load_backbone(backbone, weights="random").preprocessing
-    args = (PIXELS[backbone], how["mean"], how["std"])
+    sample = load_sample(name)
+    preprocessing = cn.load_backbone(backbone, weights="random").preprocessing
+    args = (PIXELS[backbone], preprocessing["mean"], preprocessing["std"])
     x, test = (prepare(v, *args, channels_last=True) for v in (sample.x_train, sample.x_test))
     y = sample.y_train
     return {
@@ -72,7 +74,7 @@ class Bench:
         self.folder = cache() / "methods" / backbone
 
     def run(self, method: str, domain: str, rate: float, **options: Any) -> dict[str, Any]:
-        """One cell, measured now if it is not there."""
+        """Return the row of a cell; measure it if it is missing."""
         key = {"backbone": self.backbone, "method": method, "domain": domain, "lr": rate, **options}
         found = self.lines.find(**key, seed=SEED)
         if found is not None:
@@ -134,7 +136,7 @@ class Bench:
         return self.folder / f"ra-{domain}-{rate}"
 
     def adapters(self, domain: str) -> str:
-        """The name of a domain with trained residual adapters, of the better of the two rates."""
+        """Return the name of a domain whose RA was trained at the better of two rates."""
         name = f"ra-{domain}"
         if name not in self.net.domains:
             rows = [self.run("ra", domain, rate) for rate in (1e-3, 3e-3)]
@@ -156,7 +158,7 @@ def cells(bench: Bench, methods: list[str]) -> None:
 
 
 def table(lines: Lines, backbone: str) -> str:
-    """The better rate of each method, chosen on validation."""
+    """Format each method at the rate that validated better."""
     heads = "method", "test accuracy", "adapter parameters", "of RA's", "all", "file", "seconds"
     out = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     rows: dict[tuple[str, Any], dict[str, Any]] = {}
@@ -181,9 +183,9 @@ def table(lines: Lines, backbone: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backbone", choices=sorted(PIXELS), default="efficientnet-lite0")
-    parser.add_argument("--only", default=",".join(cn.METHODS), help="methods, by commas")
+    parser.add_argument("--only", default=",".join(cn.METHODS), help="methods, separated by commas")
     parser.add_argument("--fresh", action="store_true")
-    parser.add_argument("--table", action="store_true", help="print what there is, run nothing")
+    parser.add_argument("--table", action="store_true", help="print existing results, run nothing")
     options = parser.parse_args()
     lines = Lines("methods", options.fresh)
     if not options.table:

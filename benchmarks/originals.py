@@ -1,6 +1,6 @@
 """The paper's own data from a folder: its seven datasets as image folders, and the Decathlon.
 
-They take the place of `domains.DOMAINS`; the Decathlon's archive that of Table 2's alone.
+The datasets replace `domains.DOMAINS`; the Decathlon's archive replaces only those of Table 2.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from .fetch import cache, sha256
 NAMES = ("FGVC", "MITIndoor", "Flowers", "Caltech256", "SVHN", "SUN397", "CIFAR100")
 PIXELS = 64  # side of the images in folders
 VERSION = 1  # of the kept files
-SOURCE = "imagenet12"  # what the Decathlon's network is trained on
-SHARE = 7  # of so many images of a class one is for validation
-FEW = 8  # images of what is only tested on
+SOURCE = "imagenet12"  # dataset that the Decathlon's network is pretrained on
+SHARE = 7  # one in so many images of a class is for validation
+FEW = 8  # train and validation images of a dataset that is only tested on
 
 
 def names(folder: Path) -> tuple[str, ...]:
-    """Those of `NAMES` that a folder has."""
+    """Return the datasets of `NAMES` that a folder has."""
     if not (found := folders(folder)):
         wanted = ", ".join(NAMES)
         raise CovNormError(
-            f"{folder}: has none of the folders {wanted}: put one there at least (the Decathlon's "
-            "archive is for table2 alone)"
+            f"{folder}: has none of the folders {wanted}. Put at least one there (the Decathlon's "
+            "archive is only for table2)."
         )
     return tuple(found)
 
 
 def load(name: str, folder: Path) -> Split:
-    """All images of the dataset of that name, at 64 pixels.
+    """Load all images of a dataset at 64 pixels.
 
-    A folder of images a class, or train, val and test of such, as `read_source` takes them and
-    cuts what is missing.
+    The folder has one folder of images per class, or train, val and test folders of that kind;
+    `read_source` splits off missing parts.
     """
     found = folders(folder)
     if name not in found:
@@ -48,12 +48,12 @@ def load(name: str, folder: Path) -> Split:
     source = read_source(found[name])
     if lacking := [part for part in PARTS if part not in source.splits]:
         raise CovNormError(
-            f"{found[name]}: has no {' and no '.join(lacking)} images: add them, or give one "
-            "folder a class and let them be cut"
+            f"{found[name]}: has no {' and no '.join(lacking)} images. Add them, or use one folder "
+            "per class, from which all parts are split."
         )
     decoded = decode(source, PIXELS, cache=cache() / "originals")
     notes = [*source.notes, *decoded.notes]
-    notes += [f"{len(decoded.unreadable)} images cannot be read"] if decoded.unreadable else []
+    notes += [f"{len(decoded.unreadable)} images could not be read"] if decoded.unreadable else []
     notes += [f"{len(decoded.duplicates)} images are in two parts"] if decoded.duplicates else []
     for note in notes:
         print(f"{name}: {note}", flush=True)
@@ -65,7 +65,7 @@ def load(name: str, folder: Path) -> Split:
 
 
 def folders(folder: Path) -> dict[str, Path]:
-    """{name: its folder}, in the paper's order; upper and lower case are the same."""
+    """Return {name: folder} in the paper's order, ignoring case."""
     inside = {f.name.casefold(): f for f in sorted(folder.iterdir())} if folder.is_dir() else {}
     return {n: inside[n.casefold()] for n in NAMES if n.casefold() in inside}
 
@@ -74,28 +74,28 @@ def folders(folder: Path) -> dict[str, Path]:
 
 
 class Archive(Decathlon):
-    """The Decathlon with what of it is there: images normalised as ResNet-26 takes them."""
+    """The datasets of the Decathlon that have images, normalised for ResNet-26."""
 
     def __init__(self, root: Path) -> None:
-        how = preprocessing_of(torch.nn.Identity())  # as of all that say nothing
+        preprocessing = preprocessing_of(torch.nn.Identity())  # the default
         names = Decathlon(root).datasets
-        super().__init__(root, dict.fromkeys(names, how))  # or all images were read for it first
+        super().__init__(root, dict.fromkeys(names, preprocessing))  # else it reads all images
         self.names = tuple(n for n in names if self._has(n))
 
     def _has(self, name: str) -> bool:
-        """Annotations of all ten come with the devkit, their images do not."""
+        """Check for images: the devkit comes with annotations of all ten datasets."""
         files = self.annotations(name)
         if not all(f.exists() for f in files.values()):
             return False
         return all(Path(self.split(name, part).files[0]).exists() for part in files)
 
     def annotations(self, name: str) -> dict[str, Path]:
-        """The files that list the train and val part of a dataset."""
+        """Return the files that list the train and val parts of a dataset."""
         return {p: self.root / "annotations" / f"{name}_{p}.json" for p in ("train", "val")}
 
 
 def archive_in(folder: Path) -> Archive | None:
-    """The Decathlon in a folder, or that the folder is; None where there is none."""
+    """Return the Decathlon in a folder, or the folder itself if it is one; else None."""
     try:
         root = Decathlon(folder).root
     except CovNormError:
@@ -104,11 +104,11 @@ def archive_in(folder: Path) -> Archive | None:
 
 
 def dataset(name: str, archive: Archive) -> Split:
-    """A dataset of the Decathlon, cropped to the middle, as the authors do for a test.
+    """Load a dataset of the Decathlon with centre crops, as its authors do for testing.
 
-    The labels of its test part are not public, so ``test`` is its val part, and ``val`` is cut from
-    its train part: every seventh image of a class. Of `SOURCE`, which is only tested on here, a few
-    images stand for the others.
+    The labels of its test part are not public, so ``test`` is its val part, and ``val`` is split
+    from its train part: every seventh image of a class. `SOURCE` is only tested on, so its other
+    parts have only a few images.
     """
     splits = {part: archive.split(name, part, augment=False) for part in ("train", "val")}
     made_of = [VERSION, SHARE, FEW, *(sha256(f) for f in archive.annotations(name).values())]

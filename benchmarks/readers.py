@@ -1,7 +1,7 @@
-"""From the files of a package to its images: decoded, without copies, in train and test.
+"""Read the images of a package: decoded, without duplicates, in train and test parts.
 
-Everything follows hashes of a seed and the images, so the order of the files does not matter and
-two runs give the same (with the same Pillow, numpy and zlib).
+The order follows hashes of a seed and the images, so the order of the files does not matter, and
+two runs give the same result (with the same Pillow, numpy and zlib).
 """
 
 from __future__ import annotations
@@ -39,15 +39,20 @@ CLASSES: dict[str, tuple[str, ...]] = {
         *("animals", "computer", "food", "geography", "office", "people", "shapes"),
         *("signs_and_symbols", "tools", "transportation"),
     ),
-    "solar": ("defect 0", "defect 1/3", "defect 2/3", "defect 1"),  # probability, experts say
+    "solar": (
+        "defect 0",
+        "defect 1/3",
+        "defect 2/3",
+        "defect 1",
+    ),  # probability of a defect, by experts
     "faces": tuple(f"s{i}" for i in range(1, 41)),
 }
 NEAR_COPIES = ("shapes/stars/", "tools/weapons/", "people/clothing/pantyhose/")
 BROKEN = ("people/stylized_yoga_person",)  # drawn as "Linked Image Not Found"
 NO_VEHICLES = ("transportation/aiga-symbols/", "transportation/roadsigns/")
-MAX_PIXELS = 16_000_000  # a few drawings were rendered at up to 600 million
+MAX_PIXELS = 16_000_000  # a few drawings have up to 600 million
 MIN_INK = 50  # in black pixels
-SIDE = 64  # of what is larger
+SIDE = 64  # to which larger images are scaled
 
 Files = dict[str, bytes]
 Pool = dict[bytes, tuple[np.ndarray, int]]  # {hash: (image, label)}
@@ -55,7 +60,7 @@ Parts = tuple[Pool, Pool]  # train, test
 
 
 def pool(pairs: Iterable[tuple[np.ndarray, int]]) -> Pool:
-    """Exact duplicates once, an image under two labels not at all; order: seeded hash."""
+    """Keep duplicates once, drop images with two labels, and order by a seeded hash."""
     found: Pool = {}
     doubtful = set()
     for image, label in pairs:
@@ -66,12 +71,12 @@ def pool(pairs: Iterable[tuple[np.ndarray, int]]) -> Pool:
 
 
 def sizes(images: Pool) -> dict[int, int]:
-    """{label: images of that class}."""
+    """Return {label: number of images}."""
     return dict(Counter(label for _, label in images.values()))
 
 
 def take(images: Pool, quota: dict[int, int]) -> Pool:
-    """``quota[label]`` images of each class or all that it has, in rounds of one a class."""
+    """Take up to ``quota[label]`` images of each class, in rounds of one per class."""
     count: Counter[int] = Counter()
     rounds = []
     for key, (_, label) in images.items():
@@ -82,12 +87,12 @@ def take(images: Pool, quota: dict[int, int]) -> Pool:
 
 
 def without(images: Pool, others: Pool) -> Pool:
-    """Those that are not among the others."""
+    """Return the images that are not among the others."""
     return {key: pair for key, pair in images.items() if key not in others}
 
 
 def cut(images: Pool, percent: int) -> Parts:
-    """Train, and `percent` of each class (rounded up) as test."""
+    """Split off `percent` of each class (rounded up) as test; return train and test."""
     test = take(images, {label: -(-n * percent // 100) for label, n in sizes(images).items()})
     return without(images, test), test
 
@@ -96,16 +101,18 @@ def cut(images: Pool, percent: int) -> Parts:
 
 
 def idx(blob: bytes) -> np.ndarray:
-    """An idx file of bytes, gzipped or not: 0, 0, 8 (uint8), rank, sizes (>u4), values."""
+    """Read an idx file of bytes, gzipped or not: 0, 0, 8 (uint8), rank, sizes (>u4), values."""
     blob = gzip.decompress(blob) if blob[:2] == b"\x1f\x8b" else blob
     if blob[:3] != b"\0\0\x08":
-        raise CovNormError(f"starts with {blob[:4]!r}: not an idx file of bytes; fetch it again")
+        raise CovNormError(
+            f"not an idx file of bytes: it starts with {blob[:4]!r}. Fetch it again."
+        )
     shape = struct.unpack_from(f">{blob[3]}I", blob, 4)
     return np.frombuffer(blob, np.uint8, offset=4 + 4 * blob[3]).reshape(shape)
 
 
 def official(files: Files) -> Parts:
-    """MNIST and its like, 28×28, light on black: train without what stands in test too."""
+    """Read MNIST and similar (28×28, light on black); train excludes images of the test part."""
     blobs = {path.removesuffix(".gz"): blob for path, blob in files.items()}
     parts = []
     for part in ("train", "t10k"):
@@ -116,9 +123,9 @@ def official(files: Files) -> Parts:
 
 
 def objects(files: Files) -> Parts:
-    """CIFAR-10: a PNG a batch, one image of 32×32 RGB pixels a row; train without what is in test.
+    """Read CIFAR-10: one PNG per batch, one image of 32×32 RGB pixels per row.
 
-    The labels' files are spelt like that.
+    Train excludes images of the test part. "lables" is the spelling of the files.
     """
     parts = []
     for part, start in (("train", "data_batch_"), ("test", "test_batch")):
@@ -130,7 +137,7 @@ def objects(files: Files) -> Parts:
 
 
 def sketches(files: Files, percent: int = 20) -> Parts:
-    """Quick, Draw!: 28×28 with the drawing top left; here centred on 32×32, black on white."""
+    """Read Quick, Draw!: 28×28 with the drawing top left, here centred on 32×32, on white."""
     pairs = []
     for label, name in enumerate(CLASSES["sketches"]):
         for line in gzip.decompress(files[f"{name}.ndjson.gz"]).splitlines():
@@ -142,13 +149,13 @@ def sketches(files: Files, percent: int = 20) -> Parts:
 
 
 def drawings(files: Files) -> Parts:
-    """Open Clip Art: 64×64 RGB on white; the folder is the label."""
+    """Read Open Clip Art: 64×64 RGB on white; the folder is the label."""
     label = {folder: i for i, folder in enumerate(CLASSES["drawings"])}
     pairs = []
     for path, blob in files.items():
         if (folder := path.split("/")[0]) not in label:
             continue
-        width, height = struct.unpack_from(">II", blob, 16)  # before Pillow has to decode it
+        width, height = struct.unpack_from(">II", blob, 16)  # without decoding it
         if path.startswith(NEAR_COPIES + BROKEN + NO_VEHICLES) or width * height > MAX_PIXELS:
             continue
         drawn = Image.open(io.BytesIO(blob)).convert("RGBA")
@@ -160,7 +167,7 @@ def drawings(files: Files) -> Parts:
 
 
 def solar(files: Files) -> Parts:
-    """ELPV: grey cells of 300×300, here 64×64. A line of the labels: path, probability, kind."""
+    """Read ELPV: grey cells of 300×300, here 64×64. Label lines: path, probability, type."""
     pairs = []
     for line in files["labels.csv"].decode().splitlines():
         path, probability, _ = line.split()
@@ -169,7 +176,7 @@ def solar(files: Files) -> Parts:
 
 
 def faces(files: Files) -> Parts:
-    """ORL: ten grey pictures of 92×112 a person, here 64×64, three of them test."""
+    """Read ORL: ten grey pictures of 92×112 per person, here 64×64, three of them for test."""
     pairs = [
         (_pixels(files[f"{person}/{i}.pgm"], SIDE), label)
         for label, person in enumerate(CLASSES["faces"])
@@ -190,17 +197,17 @@ READERS: dict[str, Callable[[Files], Parts]] = {
 
 
 def on_white(image: Image.Image, size: int) -> np.ndarray | None:
-    """(size, size[, 3]): cropped to what is drawn, scaled to fit and centred; None if empty."""
+    """Crop to the drawing, scale and centre it: (size, size[, 3]), or None if empty."""
     box = ImageOps.invert(image).point(lambda v: 255 * (v > 5)).getbbox()
     image = image.crop(box)
     if box is None or min(image.size) * size < max(image.size):
-        return None  # nothing, or thinner than a pixel
+        return None  # empty, or thinner than a pixel
     image = ImageOps.pad(image, (size - 4, size - 4), Image.Resampling.BILINEAR, color="white")
     return np.asarray(ImageOps.expand(image, 2, fill="white"))
 
 
 def _pixels(blob: bytes, side: int | None = None) -> np.ndarray:
-    """(h, w[, 3]), or squashed to (side, side[, 3]); Pillow averages all that a pixel covers."""
+    """Decode to (h, w[, 3]), or resize to (side, side[, 3]), averaging over each pixel."""
     image = Image.open(io.BytesIO(blob))
     if side is None:
         return np.asarray(image)

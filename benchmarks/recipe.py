@@ -1,4 +1,4 @@
-"""The recipe's table as JSON: ``python -m benchmarks.recipe`` is `make recipe`, and keeps it."""
+"""Run the recipe and save its table as JSON: ``python -m benchmarks.recipe``."""
 
 from __future__ import annotations
 

@@ -1,17 +1,15 @@
-"""The server under load: mixed batches against one domain at a time and an LRU of whole models.
+"""The server under load: mixed batches, one domain at a time, and an LRU cache of whole models.
 
     python -m benchmarks.serving [--fresh] [--seconds 4]
 
-One generator drives three real servers over HTTP that run side by side and are asked in turn, each
-with one thread to compute: ours; the same
-with batches of one domain at a time; and the same with one fine-tuned network a domain, of which
-four fit into memory (method fnft, ``--resident``), the least recently used out first. Domains are
-copies of one under other names, which is the same work. What is measured goes to
-results/serving.jsonl as it comes.
+One generator sends requests over HTTP, in turn, to three servers that run side by side, each with
+one compute thread: ours; ours with one domain per batch; and ours with one fine-tuned network per
+domain (method fnft), of which four fit into memory (``--resident``). Domains are copies of one
+under other names, which is the same work. Each row is appended to results/serving.jsonl.
 
-Closed loops of 8, 16 and 32 clients find the capacity: of five rounds the median, of the numbers
-of clients the best. Open loops, Poisson or in bursts of ten, find latencies at 0.7 of it and at
-three times it. Generator and servers share the machine.
+Closed loops with 8, 16 and 32 clients measure the capacity: the median of five rounds, for the best
+number of clients. Open loops, Poisson or in bursts of ten, measure latencies at 0.7 times and 3
+times the capacity. The generator and the servers share the machine.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ FITS = 4  # whole models in memory
 
 
 def make(folder: Path, count: int, method: str) -> Ecology:
-    """`count` domains of one kind: CovNorm at 1/8 of its adapters, or a copy of the network."""
+    """Create an ecology of equal domains: CovNorm at 1/8 of the adapters, or full copies."""
     ecology = Ecology.create(folder, "efficientnet-lite0")
     net = ecology.network()
     torch.manual_seed(0)
@@ -64,8 +62,8 @@ def make(folder: Path, count: int, method: str) -> Ecology:
         budget = whole.num_parameters()["adapter"] // 8
         cn.normalize_(net, "first", cn.collect(net, "first", [x]), budget=budget)
         cn.absorb_(net, "first")
-    how = {**ecology.backbone["preprocessing"], "size": PIXELS, "fit": "squash"}
-    net.domain("first").preprocessing = how
+    prepared = {**ecology.backbone["preprocessing"], "size": PIXELS, "fit": "squash"}
+    net.domain("first").preprocessing = prepared
     for i in range(count):
         net.copy_domain("first", f"d{i}")
         ecology.put(net, {f"d{i}": Details(unmeasured(method))})
@@ -74,7 +72,7 @@ def make(folder: Path, count: int, method: str) -> Ecology:
 
 
 def unmeasured(method: str) -> dict[str, Any]:
-    """The facts of a domain that nobody trained here."""
+    """Return the facts of a domain without measured accuracies."""
     accuracy = dict.fromkeys(("before", "adapted", "compressed", "final"))
     return {"method": method, "results": {"accuracy": accuracy}, "settings": {}, "history": []}
 
@@ -84,7 +82,7 @@ def unmeasured(method: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def server(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
-    """(address without scheme, pid) of a server that is ready; it is stopped behind."""
+    """Yield (address without scheme, pid) of a ready server, and stop it afterwards."""
     command = [sys.executable, "-m", "torch_covnorm", "serve", str(folder), "--port", "0", "--json"]
     command += ["--batch", str(BATCH), "--deadline", str(DEADLINE), "--threads", "1", *options]
     with tempfile.TemporaryFile() as log:
@@ -109,7 +107,7 @@ def server(folder: Path, *options: str) -> Iterator[tuple[str, int]]:
 
 
 def memory(pid: int) -> int:
-    """Bytes that a server and its workers hold for themselves (USS), without shared pages."""
+    """Return the private memory (USS) of a server and its workers in bytes."""
     tasks = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return sum(_uss(int(p)) for p in [pid, *tasks])
 
@@ -121,7 +119,7 @@ def _uss(pid: int) -> int:
 
 
 def images() -> list[bytes]:
-    """Real ones, as PNG."""
+    """Return real images as PNG."""
     return [png(x) for x in load_sample("clipart").x_test[:16]]
 
 
@@ -138,7 +136,7 @@ OPENED = ("uniform", "skewed")
 
 
 def options(system: str, ecology: Ecology) -> list[str]:
-    """Of the server: what fits into memory is four whole models, and a half more for room."""
+    """Return the server's options; for whole models, a memory limit that `FITS` of them meet."""
     if system == "models":
         one = 4 * ecology.entry("d0").total
         return ["--resident", str((FITS + 0.5) * one / 1e6)]
@@ -148,12 +146,14 @@ def options(system: str, ecology: Ecology) -> list[str]:
 async def measure(
     servers: dict[str, tuple[str, int]], count: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Rows of all systems and modes: capacity, measured in turn so that all meet the same machine;
-    then latencies at 0.7 of it, in bursts, and at three times it."""
+    """Return the rows of all systems and modes: capacity, then latencies under open loads.
+
+    Capacities are measured in turn, so that all systems meet the same conditions.
+    """
     clients = {system: Client(address, images()) for system, (address, _) in servers.items()}
     cells = [(system, mode) for mode in modes(count) for system in servers]
     chosen = {cell: chooser(cell[1], count) for cell in cells}
-    for system, mode in cells:  # domains load
+    for system, mode in cells:  # loads the domains
         await closed(clients[system], chosen[system, mode], 2.0, 16)
     rates: dict[tuple[str, str, int], list[float]] = {}
     for _ in range(ROUNDS):
@@ -179,13 +179,13 @@ async def measure(
 
 
 def modes(count: int) -> tuple[str, ...]:
-    """Of popularity; one domain knows one."""
+    """Return the modes of popularity; with one domain they are all the same."""
     return MODES if count > 1 else MODES[:1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=4.0, help="of an open loop")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of an open loop")
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 4, 32, 256])
     parser.add_argument("--fresh", action="store_true")
     args = parser.parse_args()
@@ -208,8 +208,8 @@ def main() -> None:
 
 
 def table(lines: Lines) -> str:
-    """Requests a second, by system, number of domains and mode."""
-    out = ["| domains | mode | system | a second | p50, p95, p99 ms | in bursts | memory |"]
+    """Format requests per second by system, number of domains and mode."""
+    out = ["| domains | mode | system | per second | p50, p95, p99 ms | in bursts | memory |"]
     out.append("|---" * 7 + "|")
     for r in sorted(lines.rows, key=lambda r: (r["domains"], MODES.index(r["mode"]))):
         late = [
@@ -224,7 +224,7 @@ def table(lines: Lines) -> str:
 
 
 def goals(lines: Lines) -> str:
-    """What was to be reached, as ratios of one run."""
+    """Format the goals, as ratios within one run."""
 
     def found(system: str, domains: int, mode: str) -> dict[str, Any]:
         return lines.find(system=system, domains=domains, mode=mode) or {}
@@ -233,9 +233,9 @@ def goals(lines: Lines) -> str:
         return f"{a[field] / b[field]:.2f}" if a and b else "not run"
 
     many, one = found("mixed", 32, "uniform"), found("mixed", 32, "identical")
-    said = [
+    report = [
         f"32 domains, uniform / one domain (goal 0.75): {ratio(many, one)}",
-        f"… / one domain a batch: {ratio(many, found('one-domain', 32, 'uniform'))}",
+        f"… / one domain per batch: {ratio(many, found('one-domain', 32, 'uniform'))}",
         f"… / whole models, 4 of 32 fit (goal 5): {ratio(many, found('models', 32, 'uniform'))}",
         "memory, 256 domains / 1 (goal at most 1.3): "
         + ratio(found("mixed", 256, "distinct"), found("mixed", 1, "identical"), "memory"),
@@ -243,12 +243,12 @@ def goals(lines: Lines) -> str:
     for domains in (4, 32, 256):
         over = found("mixed", domains, "uniform").get("loads", {}).get("3x")
         if over:
-            said.append(
+            report.append(
                 f"at 3×, {domains} domains: p99 {over['inside_p99']:.0f} ms of "
-                f"{1000 * DEADLINE:.0f} in the server, {over['p99']:.0f} ms from when it was due; "
+                f"{1000 * DEADLINE:.0f} in the server, {over['p99']:.0f} ms from the due time; "
                 f"statuses {over['statuses']}; p99 of the 429s {over['refused_p99']} ms"
             )
-    return "\n".join(said)
+    return "\n".join(report)
 
 
 if __name__ == "__main__":

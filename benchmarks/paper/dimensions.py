@@ -1,11 +1,12 @@
-"""The figures of effective dimensions: η = ky/kx a layer, and how fast each spectrum falls."""
+"""Effective dimensions: η = ky/kx per layer, and how fast each spectrum falls."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 import torch_covnorm as cn
@@ -14,11 +15,11 @@ from torch_covnorm.stats.ranks import by_variance
 from .bench import Bench
 
 THRESHOLDS = (0.9, 0.95, 0.99)
-POINTS = 64  # of each curve that are kept
+POINTS = 64  # kept of each curve
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
-    """One row a domain and seed: ranks at each threshold, and the variance explained."""
+    """Measure one row per domain and seed: ranks at each threshold, and the variance explained."""
     for seed in seeds:
         for domain in names:
             key = {**bench.where(domain, seed), "method": "spectra"}
@@ -47,7 +48,18 @@ def _measured(bench: Bench, domain: str, seed: int) -> dict[str, Any]:
 
 
 def _curve(E: torch.Tensor) -> list[float]:
-    """The share that the first i/POINTS of the directions explain, i = 1…POINTS."""
+    """Return the share that the first i/POINTS of the directions explain, i = 1…POINTS."""
     shares = E.cumsum(0) / E.sum()
     places = [max(1, round(len(E) * i / POINTS)) - 1 for i in range(1, POINTS + 1)]
     return [round(float(shares[p]), 4) for p in places]
+
+
+def ratios(rows: Sequence[Mapping[str, Any]], t: float) -> np.ndarray:
+    """Return η = ky/kx of measured rows at a threshold: (domains, layers), in network order."""
+    ranks = [row["ranks"][f"{t:g}"].values() for row in rows]
+    return np.array([[ky / max(kx, 1) for kx, ky in by_site] for by_site in ranks])
+
+
+def explained(rows: Sequence[Mapping[str, Any]], site: str) -> dict[str, np.ndarray]:
+    """Return the variance that x, y and A explain at a site, averaged over measured rows."""
+    return {k: np.mean([row["explained"][site][k] for row in rows], axis=0) for k in "xyA"}

@@ -1,14 +1,14 @@
 """Joint mode in three ways at equal ranks: shared bases of the variance, of the loss, of the A's.
 
-The last is after the joint diagonalisation of LoRA collections (JD-Full): ``A_i ≈ C M_i W`` with
-orthonormal C and W that all share, by alternating eigenproblems; it sees no data. M is measured as
-it comes and tuned; C and W stay.
+The last follows the joint diagonalisation of LoRA collections (JD-Full): ``A_i ≈ C M_i W`` with
+orthonormal C and W that all domains share, by alternating eigenproblems; it uses no data. M is
+measured before and after tuning; C and W stay fixed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,51 +20,60 @@ from torch_covnorm.stats.decomposition import Factors
 from torch_covnorm.stats.ranks import rank_of
 
 from .bench import Bench
+from .keys import shared
 from .settings import TUNING
 
 RATIOS = (1 / 8, 1 / 16)  # kx = ky = d·ratio
-WAYS = ("variance", "loss", "diagonal")
+WAYS = {  # {way: what the shared bases are made of}
+    "variance": "variance",
+    "loss": "loss",
+    "diagonal": "the A's only (after JD-Full)",
+}
+
+
+def keys(backbone: str, domains: int) -> dict[tuple[float, str], tuple[dict[str, Any], ...]]:
+    """Return {(ratio, way): its keys before and after tuning} where so many domains share."""
+    return {
+        (ratio, way): tuple(shared(backbone, way, ratio, domains, t) for t in (False, True))
+        for ratio in RATIOS
+        for way in WAYS
+    }
 
 
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int]) -> None:
-    """All rows, one a domain, ratio, way and stage."""
+    """Measure every domain, ratio and way, before and after tuning."""
     names = list(names)
     for seed in seeds:
-        for ratio in RATIOS:
-            for way in WAYS:
-                key = {"method": "shared", "way": way, "ratio": ratio, "sharing": len(names)}
-                wanted = [k for d in names for k in keys(bench, d, seed, key)]
-                if not all(bench.lines.find(**k) for k in wanted):
-                    _run(bench, names, seed, key)
+        for (ratio, way), pair in keys(bench.backbone, len(names)).items():
+            wanted = {d: [bench.where(d, seed) | key for key in pair] for d in names}
+            if not all(bench.lines.find(**key) for both in wanted.values() for key in both):
+                _run(bench, wanted, seed, way, ratio)
 
 
-def keys(bench: Bench, domain: str, seed: int, key: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of the two rows of a domain: as it comes, and tuned."""
-    where = {**bench.where(domain, seed), **key}
-    return [{**where, "tuned": False}, {**where, "tuned": True, "lr": bench.rate("shared")}]
-
-
-def _run(bench: Bench, names: Sequence[str], seed: int, key: dict[str, Any]) -> None:
+def _run(
+    bench: Bench, names: Mapping[str, list[dict[str, Any]]], seed: int, way: str, ratio: float
+) -> None:
+    """Measure domains {name: keys of its two rows} that share bases."""
     net, start = bench.net, time.perf_counter()
     cells = {d: f"cell-{d}" for d in names}
     trained = {d: bench.trained(d, seed) for d in names}
     for d in names:
         net.copy_domain(trained[d], cells[d])
-    own, shared = _share(bench, cells, trained, key["way"], key["ratio"], seed)
-    print("…", *key.values(), seed, f"{time.perf_counter() - start:.0f} s", flush=True)
+    private, common = _share(bench, cells, trained, way, ratio, seed)
+    print("…", "shared", way, ratio, seed, f"{time.perf_counter() - start:.0f} s", flush=True)
+    sizes = {"parameters": private, "shared": common, "bytes": 4 * private}
     for d in names:
-        for where in keys(bench, d, seed, key):
+        for key in names[d]:
             start = time.perf_counter()
-            if where["tuned"]:
-                parts, rate = bench.parts(d), where["lr"]
-                tuning = {"epochs": TUNING, "lr": rate, "norms": "frozen", "seed": seed}
+            if key["tuned"]:
+                parts = bench.parts(d)
+                tuning = {"epochs": TUNING, "lr": key["lr"], "norms": "frozen", "seed": seed}
                 cn.fit(net, cells[d], parts["train"], parts["val"], progress=False, **tuning)
             accuracy = cn.evaluate(net, cells[d], bench.parts(d)["test"]).accuracy
-            row = {"accuracy": accuracy, "parameters": own, "shared": shared, "bytes": 4 * own}
-            if not bench.lines.find(**where):
+            if not bench.lines.find(**key):
                 seconds = round(time.perf_counter() - start, 1)
-                begun = bench.start(trained[d])
-                bench.lines.add({**where, **begun, **row, "seconds": seconds})
+                row = {**key, **bench.start(trained[d]), "accuracy": accuracy, **sizes}
+                bench.lines.add({**row, "seconds": seconds})
     for cell in cells.values():
         net.remove_domain(cell)
     for basis in list(net.bases):
@@ -79,12 +88,12 @@ def _share(
     ratio: float,
     seed: int,
 ) -> tuple[int, int]:
-    """Put the domains on shared factors; returns each one's own parameters, and the shared."""
+    """Put the domains on shared factors; return the parameters of each, and the shared ones."""
     net, first = bench.net, next(iter(trained.values()))
     shapes = {s: A.matrix().shape for s, A in net.domain(first).maps.items()}
     ranks = {s: rank_of(ratio, *shape) for s, shape in shapes.items()}
-    own = sum(r * r for r in ranks.values())
-    shared = sum(r * sum(shapes[s]) for s, r in ranks.items())
+    private = sum(r * r for r in ranks.values())
+    common = sum(r * sum(shapes[s]) for s, r in ranks.items())
     if way == "diagonal":
         for site, r in ranks.items():
             A = [net.domain(c).maps[site].matrix().detach().double() for c in cells.values()]
@@ -95,21 +104,21 @@ def _share(
                 factors = Factors(W, C.T @ matrix @ W.T, C, zero, old.bias.detach().double())
                 adapter.A = CovNormMap.from_factors(old.spatial, factors).to(old.bias)
                 adapter.A.train_only_(("M", "bias"))
-        return own, shared
+        return private, common
     moments = {cells[d]: cn.collect(net, cells[d], bench.parts(d)["plain"]) for d in cells}
-    felt = {}
-    if way == "loss":
-        felt["gradients"] = {
-            cells[d]: cn.collect_gradients(net, cells[d], bench.parts(d)["val"], seed=seed)
-            for d in cells
-        }
+    gradients = {
+        cells[d]: cn.collect_gradients(net, cells[d], bench.parts(d)["val"], seed=seed)
+        for d in (cells if way == "loss" else ())
+    }
     pairs = {s: (r, r) for s, r in ranks.items()}
-    cn.join_(net, list(cells.values()), moments, ranks=pairs, metric=way, **felt)
-    return own, shared
+    cn.join_(
+        net, list(cells.values()), moments, ranks=pairs, metric=way, gradients=gradients or None
+    )
+    return private, common
 
 
 def joint_diagonal(matrices: Sequence[Tensor], r: int, rounds: int = 20) -> tuple[Tensor, Tensor]:
-    """C (d_out, r) and W (r, d_in), orthonormal, that minimise ``Σ |A_i - C M_i W|²``."""
+    """Return the orthonormal C (d_out, r) and W (r, d_in) that minimise ``Σ |A_i - C M_i W|²``."""
     W = torch.linalg.eigh(sum(A.T @ A for A in matrices))[1].flip(1)[:, :r].T
     for _ in range(rounds):
         C = torch.linalg.eigh(sum(A @ W.T @ W @ A.T for A in matrices))[1].flip(1)[:, :r]

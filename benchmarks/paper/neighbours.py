@@ -1,7 +1,7 @@
-"""What a reviewer would ask for: other ways to cut the A's of a network to one budget.
+"""Other ways to cut the A's of a network to one budget, for comparison.
 
-Each takes the trained maps, the moments of A's input x and the gradients at A's output, and gives
-{site: (C, W, bias)} with at most `budget` parameters in all. Nothing is trained.
+Each takes the trained maps, the moments of A's input x and the gradients at A's output, and returns
+{site: (C, W, bias)} with at most `budget` parameters in total. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Cut = dict[str, tuple[Tensor, Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Trained:
-    """A domain with its full A's, and what its data say."""
+    """A domain with its full A's, and the statistics of its data."""
 
     net: cn.MultiDomainNetwork
     name: str
@@ -45,7 +45,7 @@ class Trained:
 
 
 def svd_one_ratio(trained: Trained, budget: int) -> Cut:
-    """The paper's SVD: r = d·ratio at every site, the largest ratio that the budget allows."""
+    """Apply the paper's SVD: r = d·ratio at every site, with the largest ratio that fits."""
     costs, A = trained.costs, trained.matrices
 
     def ranks(ratio: float) -> dict[str, int]:
@@ -58,19 +58,19 @@ def svd_one_ratio(trained: Trained, budget: int) -> Cut:
 
 
 def svd_greedy(trained: Trained, budget: int) -> Cut:
-    """SVD; the budget goes to the largest s²/(d_in + d_out) over all sites."""
+    """Apply SVD; the budget goes to the largest s²/(d_in + d_out) over all sites."""
     spectra = {s: torch.linalg.svdvals(A).square() for s, A in trained.matrices.items()}
     return _cut(trained, by_budget(spectra, trained.costs, budget))
 
 
 def svd_loss_ranks(trained: Trained, budget: int) -> Cut:
-    """SVD with as many directions a site as the metric of the loss gives it."""
+    """Apply SVD with the ranks that the loss metric gives each site."""
     found = ranks_within(trained.net, trained.name, trained.moments, budget, trained.gradients)
     return _cut(trained, {s: k for s, (_, k) in found.items()})
 
 
 def svd_scaled(trained: Trained, budget: int) -> Cut:
-    """After ASVD: SVD of A·D with D = diag(std of x)^½, then D⁻¹; a greedy budget."""
+    """Apply SVD to A·D with D = diag(std of x)^½, then D⁻¹ (after ASVD), with a greedy budget."""
     scales, spectra = {}, {}
     for site, A in trained.matrices.items():
         second = trained.moments[site].covariance.diagonal() + trained.moments[site].mean.square()
@@ -82,7 +82,7 @@ def svd_scaled(trained: Trained, budget: int) -> Cut:
 def _cut(
     trained: Trained, ranks: Mapping[str, int], scales: Mapping[str, Tensor] | None = None
 ) -> Cut:
-    """The truncated SVDs. With `scales` the constant makes up for what is lost of the mean."""
+    """Truncate the SVDs. With `scales` the bias makes up for what is lost of the mean."""
     cut: Cut = {}
     for site, A in trained.matrices.items():
         bias = trained.net.domain(trained.name).maps[site].bias.detach().double()
@@ -96,7 +96,7 @@ def _cut(
 
 
 def one_threshold(trained: Trained, budget: int) -> float:
-    """The paper's rule: the largest t whose 2·d·min(kx, ky) fit the budget at all sites."""
+    """Apply the paper's rule: the largest t whose 2·d·min(kx, ky) fit the budget in total."""
     spectra = {}
     for site, A in trained.matrices.items():
         x = trained.moments[site]
@@ -119,7 +119,7 @@ CUTS: dict[str, Callable[[Trained, int], Cut]] = {
 
 
 def apply_(net: cn.MultiDomainNetwork, name: str, cut: Cut) -> None:
-    """Put the factors in the place of a domain's A's."""
+    """Replace a domain's A's by the factors."""
     adapters = net.domain(name).adapters
     for site, (C, W, bias) in cut.items():
         old = adapters[site].A

@@ -1,7 +1,7 @@
-"""ResNet-26 for the mini-Decathlon, pre-trained here on one domain: CIFAR-10's objects.
+"""ResNet-26 for the mini-Decathlon, pretrained here on one domain: CIFAR-10's objects.
 
-Its images are others than those that `domains.load("objects")` validates and tests on. From the
-Decathlon's archive it is trained on its imagenet12.
+The images differ from those that `domains.load("objects")` validates and tests on. With the
+Decathlon's archive, the network is pretrained on its imagenet12.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ DOMAIN, IMAGES, BATCH, EPOCHS, LR, SEED = "objects", 10_000, 64, 8, 3e-3, 0
 
 
 def origin(archive: Archive | None = None) -> str:
-    """What ResNet-26 is trained on: the Decathlon's source where it is there, else our objects."""
+    """Return what ResNet-26 is trained on: the Decathlon's source if present, else our objects."""
     return SOURCE if archive is not None and SOURCE in archive.names else DOMAIN
 
 
 def weights(archive: Archive | None = None) -> str:
-    """The name of the network that `resnet26_file` gives."""
+    """Return the name of the network in `resnet26_file`."""
     which: str | int = IMAGES
     if archive is not None and origin(archive) == SOURCE:
         which = sha256(archive.annotations(SOURCE)["train"])[:8]
@@ -40,7 +40,7 @@ def weights(archive: Archive | None = None) -> str:
 
 
 def resnet26_file(archive: Archive | None = None) -> Path:
-    """The weights as a safetensors file; trained on the first call, which goes on if killed."""
+    """Return the weights as a safetensors file; the first call trains them and can be resumed."""
     file = cache() / f"{weights(archive)}.safetensors"
     if file.exists():
         return file
@@ -90,7 +90,7 @@ def _load(kept: Path, *parts: object) -> int:
 
 
 def images() -> tuple[torch.Tensor, torch.Tensor]:
-    """x (n, 3, 32, 32) uint8 and y (n,), none of them in the benchmark's validation part."""
+    """Return x (n, 3, 32, 32) uint8 and y (n,), without the benchmark's validation images."""
     pool, _ = READERS[DOMAIN](members(DOMAIN))
     held_out = domains.load(DOMAIN).x_val.permute(0, 2, 3, 1)
     taken = {hashlib.sha256(image.numpy().tobytes()).digest() for image in held_out}

@@ -1,4 +1,4 @@
-"""What is run: the whole benchmark in pieces, and a quick one of two domains and key methods."""
+"""The pieces of the benchmark, and a quick profile with two domains and the key methods."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .bench import Bench
 from .settings import LONGER, PIXELS
 
 SEEDS = (0, 1, 2)
-JOINT = SMALLEST = SEEDS[:1]  # seeds of what costs much and decides little
+JOINT = SMALLEST = SEEDS[:1]  # expensive, and little depends on it
 QUICK = ("ra", "bn", "fta", "svd-fta", "covnorm", "covnorm-joint")
 PIECES = (
     *("rates", "table1", "trained", "dimensions", "parameters"),
@@ -21,31 +21,31 @@ PIECES = (
 
 
 def quick(lines: Lines, folder: Path | None = None) -> Bench:
-    """One seed, two domains, the methods that the paper is about; some ten minutes on 2 cores."""
+    """Run one seed, two domains and the key methods: about ten minutes on 2 cores."""
     bench = Bench("vgg16", lines, folder)
     table1.run(bench, two(bench), [0], QUICK)
     return bench
 
 
 def two(bench: Bench) -> tuple[str, ...]:
-    """The two domains of the quick profile, the figure and the search of rates."""
+    """Return the two domains of the quick profile, the figure and the search of rates."""
     return rates.SEARCH if bench.folder is None else bench.domains[:2]
 
 
 def full(folder: Path | None = None) -> tuple[str, ...]:
-    """The pieces of the full profile; of a folder with the Decathlon alone Table 2."""
+    """Return the pieces of the full profile: only Table 2 if the Decathlon is all there is."""
     alone = folder is not None and not originals.folders(folder) and originals.archive_in(folder)
     return ("table2",) if alone else PIECES
 
 
 def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
-    """One part of the full profile."""
+    """Run one piece of the full profile."""
     vgg, lite, small = (Bench(b, lines, folder) for b in PIXELS)
     methods = (*table1.SEVERAL, *table1.ONE)
 
     def rates_() -> None:
         if folder is not None:
-            return  # the originals take the rates that were chosen here
+            return  # the originals use the rates chosen on our domains
         for bench in (vgg, lite, small):
             rates.run(bench)
         for bench in (vgg, lite):
@@ -71,7 +71,7 @@ def piece(name: str, lines: Lines, folder: Path | None = None) -> None:
             for bench in (lite, vgg):
                 metric.run(bench, bench.domains, [seed])
 
-    def smallest_() -> None:  # on the command's own backbone
+    def smallest_() -> None:  # on the command's default backbone
         rates.check(lite, ["ra"])
         smallest.run(lite, lite.domains, SMALLEST)
 

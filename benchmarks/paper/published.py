@@ -1,10 +1,13 @@
-"""The paper's numbers, printed beside ours. They are of other data: for the order, no more."""
+"""The paper's methods, accuracies and conclusions. Its data differ: compare the order only."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 from ..originals import NAMES as DATASETS
 
-__all__ = ["DATASETS", "TABLE1"]
+__all__ = ["DATASETS", "NAMES", "PAIRS", "TABLE1"]
 
 # {method: (accuracies in the order of DATASETS, their mean, parameters in % of the network)}
 TABLE1: dict[str, tuple[tuple[float, ...], float, float]] = {
@@ -18,3 +21,48 @@ TABLE1: dict[str, tuple[tuple[float, ...], float, float]] = {
     "joint-svd": ((88.98, 71.7, 96.37, 83.63, 96.0, 56.58, 78.26), 81.65, 5),
     "covnorm-joint": ((88.99, 73.0, 96.69, 84.77, 96.22, 58.2, 79.22), 82.44, 0.51),
 }
+
+# (above, below): what the paper concludes from its Table 1.
+PAIRS = (
+    ("covnorm", "ra"),
+    ("covnorm", "svd-fta"),
+    ("covnorm", "fta"),
+    ("covnorm-joint", "covnorm"),
+    ("covnorm-joint", "joint-svd"),
+    ("svd-fta", "fta"),
+    ("ra", "fnft"),
+    ("ra", "bn"),
+)
+
+# {method: its name in tables}, in the order of tables; the starts of M are ours.
+NAMES = {
+    "fnft": "FNFT",
+    "bn": "BN",
+    "lwf": "LwF",
+    "ra": "RA",
+    "parallel": "parallel RA",
+    "dan": "DAN",
+    "svd": "SVD",
+    "svd-fta": "SVD+FTA",
+    "fta": "FTA",
+    "pca-fta": "PCA+FTA",
+    "piggyback": "Piggyback",
+    "covnorm": "CovNorm",
+    "covnorm-identity": "CovNorm from the identity as M",
+    "covnorm-random": "CovNorm from a random M",
+    "joint-svd": "joint SVD",
+    "covnorm-joint": "joint CovNorm",
+}
+
+
+def accuracy_of(method: str, domains: Sequence[str]) -> dict[str, float | None]:
+    """Return a method's published accuracies on these datasets, and their mean.
+
+    On domains that the paper does not have, return only its mean over its own.
+    """
+    if method not in TABLE1:
+        return {"mean": None}
+    if not {*domains} <= {*DATASETS}:
+        return {"mean": TABLE1[method][1]}
+    by_dataset = dict(zip(DATASETS, TABLE1[method][0], strict=True))
+    return by_dataset | {"mean": statistics.fmean(by_dataset[d] for d in domains)}

@@ -1,4 +1,4 @@
-"""How all cells are trained: sizes, epochs, and learning rates with those that were tried."""
+"""Training settings of all cells: image sizes, epochs, and learning rates."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 PIXELS = {"vgg16": 32, "efficientnet-lite0": 64, "resnet26": 32}
-BATCH, EPOCHS, TUNING = 32, 6, 3  # epochs of the A that others start from, and of their tuning
-WHOLE = EPOCHS + TUNING  # epochs of a method that starts from nothing: all see the images as often
-LONGER = 12  # epochs that RA must not need
+BATCH, EPOCHS, TUNING = 32, 6, 3  # epochs of the A that others start from, and of tuning
+WHOLE = (
+    EPOCHS + TUNING
+)  # epochs of methods that start from nothing, so all see the images equally often
+LONGER = 12  # epochs that RA should not need
 
-# The best of those that were tried, by validation: ``python -m benchmarks.paper rates``.
-# For methods that start from a trained A it is the tuning's rate; "cut-…" are those of `metric`.
-# What is not named has the middle one of USUAL.
+# The rates that validated best: ``python -m benchmarks.paper rates``. Methods that start from a
+# trained A are tuned at this rate; "cut-…" are the cuts of `metric`. The default is USUAL[1].
 RATES: Mapping[str, Mapping[str, float]] = {
     "vgg16": {
         **{"fnft": 1e-4, "bn": 3e-2, "parallel": 3e-3, "pca-fta": 3e-3, "piggyback": 3e-4},
@@ -24,11 +25,15 @@ RATES: Mapping[str, Mapping[str, float]] = {
     "efficientnet-lite0": {"ra": 3e-3, "covnorm": 3e-4, "cut-variance": 1e-3, "cut-loss": 3e-4},
     "resnet26": {"ra": 1e-2, "dan": 3e-3, "covnorm": 3e-3},
 }
-LIKE = {"covnorm-joint": "covnorm", "joint-svd": "svd-fta", "lwf": "fnft"}  # who takes whose rate
+LIKE = {
+    "covnorm-joint": "covnorm",
+    "joint-svd": "svd-fta",
+    "lwf": "fnft",
+}  # which uses the rate of which
 USUAL = (3e-4, 1e-3, 3e-3)
-SMALL, SMALL_VARIANCE, SMALL_RANK = "-small", 0.95, 1 / 16  # up to such a threshold or ratio
-# Where the best of the usual three is at their end, further ones are tried; the weights that FNFT
-# and Piggyback change were trained already, so their three are lower.
+SMALL, SMALL_VARIANCE, SMALL_RANK = "-small", 0.95, 1 / 16  # small: up to this threshold or ratio
+# More rates are tried if the best of the usual three is at the end of the range. FNFT and Piggyback
+# change weights that are already trained, so their rates are lower.
 GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "vgg16": {
         "fnft": (3e-5, 1e-4, 3e-4, 1e-3),
@@ -50,14 +55,14 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 
 
 def kind(method: str, options: Mapping[str, Any]) -> str:
-    """What has a rate of its own: a method, by what M starts as, and again where it is small."""
+    """Return what has its own rate: a method, its start of M, and whether it is small."""
     name = f"{method}-{options['M']}" if "M" in options else method
     ratio, t = options.get("rank", options.get("ratio", 1)), options.get("variance", 1)
     return name + SMALL if ratio <= SMALL_RANK or t <= SMALL_VARIANCE else name
 
 
 def rate(backbone: str, kind: str) -> float:
-    """The learning rate of a kind; one that is small and was not searched has that of its like."""
+    """Return the learning rate of a kind; an unsearched small one has that of the usual size."""
     method = kind.removesuffix(SMALL)
     like, known = LIKE.get(method, method), RATES[backbone]
     usual = known.get(like, USUAL[1])
@@ -65,5 +70,5 @@ def rate(backbone: str, kind: str) -> float:
 
 
 def rates(backbone: str, kind: str) -> tuple[float, ...]:
-    """Those that are tried."""
+    """Return the rates to try."""
     return GRIDS[backbone].get(kind, USUAL)

@@ -8,29 +8,35 @@ from typing import Any
 import torch_covnorm as cn
 
 from .bench import Bench
+from .keys import cell
 
-SEVERAL = ("ra", "covnorm", "svd-fta", "fta", "covnorm-joint")  # three seeds; the rest have one
-# Without LwF: it keeps the answers of the old head, and VGG16's file has its convolutions alone.
+SEVERAL = ("ra", "covnorm", "svd-fta", "fta", "covnorm-joint")  # three seeds; the others have one
+# Without LwF: it preserves the answers of the old head, and VGG16's file has only convolutions.
 ONE = ("fnft", "bn", "parallel", "dan", "svd", "pca-fta", "piggyback", "joint-svd")
 VARIANCE = 0.99
 
 
 def options(method: str, domains: int) -> dict[str, Any]:
-    """A method's own, where so many domains may share."""
-    if method == "joint-svd":  # with its part of what all share, half of A: as SVD+FTA
+    """Return the options of a method when so many domains may share."""
+    if method == "joint-svd":  # half of A including its part of the shared factor, as SVD+FTA
         return {"rank": domains / (2 * (domains + 1))}
     by_variance = method in ("covnorm", "pca-fta", "covnorm-joint")
     return {"variance": VARIANCE} if by_variance else {}
 
 
+def key(method: str, domains: int) -> dict[str, Any]:
+    """Return the key of a method when so many domains may share."""
+    return cell("vgg16", method, options(method, domains), domains=domains)
+
+
 def run(bench: Bench, names: Iterable[str], seeds: Iterable[int], methods: Iterable[str]) -> None:
-    """All cells of these domains, seeds and methods."""
+    """Measure all cells of these domains, seeds and methods."""
     names = list(names)
     for seed in seeds:
         for method in methods:
-            own = options(method, len(names))
+            given = options(method, len(names))
             if cn.METHODS[method].joint:
-                bench.together(method, names, seed, **own)
+                bench.together(method, names, seed, **given)
                 continue
             for domain in names:
-                bench.cell(method, domain, seed, **own)
+                bench.cell(method, domain, seed, **given)

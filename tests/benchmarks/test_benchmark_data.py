@@ -78,7 +78,7 @@ def test_large_images_shrink_by_averaging():
 
 
 def test_a_vgg16_checkpoint_that_runs_code_is_refused():
-    with pytest.raises(pickle.UnpicklingError, match="is no array"):
+    with pytest.raises(pickle.UnpicklingError, match="is not a numpy array"):
         vgg16_weights._convert(pickle.dumps({"VGG16_0": print}))
 
 

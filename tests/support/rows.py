@@ -1,4 +1,4 @@
-"""Features, their moments by two passes in float64, and the naive sum as negative control."""
+"""Features, their moments by two passes in float64, and a naive sum as negative control."""
 
 import torch
 
@@ -10,7 +10,7 @@ SINGLE = 1e-5
 
 
 def two_pass(x):
-    """Mean and covariance of rows (n, d) in float64: mean first, then products around it."""
+    """Return mean and covariance of rows (n, d) in float64: first the mean, then the products."""
     x = x.double()
     mean = x.mean(0)
     centred = x - mean
@@ -18,7 +18,7 @@ def two_pass(x):
 
 
 def naive_float32(x):
-    """The sum that must not be used: E[x x^T] - m m^T in float32."""
+    """Compute E[x x^T] - m m^T in float32, which must not be used."""
     mean = x.mean(0)
     return mean, x.T @ x / len(x) - torch.outer(mean, mean)
 
@@ -37,7 +37,7 @@ def assert_no_negative_variance(moments):
 
 
 def gaussian(n, d, mean=0.0, dtype=torch.float64, seed=0):
-    """Correlated rows, each channel with another spread and another mean."""
+    """Return correlated rows; each channel has a different spread and mean."""
     g = torch.Generator().manual_seed(seed)
     mixing = torch.randn(d, d, generator=g, dtype=torch.float64) + torch.eye(d)
     rows = torch.randn(n, d, generator=g, dtype=torch.float64) @ mixing

@@ -1,39 +1,50 @@
-"""docs/results.md and docs/results.html from the rows of the benchmark."""
+"""docs/results.md and its figures, from the rows of the benchmark."""
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
-from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import jinja2
+
+import torch_covnorm as cn
+
+from ... import domains, fetch
 from ...ledger import Lines
-from ..settings import PIXELS
-from . import charts, decathlon, drawing, metrics, reproduced, smallest, tables, text, training
-from .blocks import Block, Figure, Heading, Text
-from .claims import claims
-from .rows import Row, Rows
+from .. import compare, keys, profiles, published, settings
+from ..rows import Key, Row, Rows
+from . import figures, numbers, tables, verdicts
 
 DOCS = Path(__file__).parents[3] / "docs"
+# What a block of the template needs beyond the rows.
+DEFAULTS = {"brief": False, "archive": None, "backbone": "efficientnet-lite0"}
 
 
-def render(rows: Iterable[Row]) -> dict[str, str]:
-    """{file below docs/: its text}: the page twice, and the figures of the Markdown."""
-    found = Rows(rows)
-    blocks = _blocks(found)
-    made = {"results.md": _markdown(blocks), "results.html": _html(blocks)}
-    for block in blocks:
-        if isinstance(block, Figure):
-            for name, svg in block.panels.items():
-                made[f"results/{name}.svg"] = drawing.alone(svg)
-    return made
+def render(lines: Iterable[Row]) -> dict[str, str]:
+    """Return {file in docs/: its text}: the page and its figures."""
+    rows = Rows(lines)
+    drawn = figures.draw(rows)
+    context = {"rows": rows, "figures": drawn, "claims": verdicts.claims(rows), **DEFAULTS}
+    made = {"results.md": _tidy(_template().render(context))}
+    return made | {f"results/{name}.svg": figure["svg"] for name, figure in drawn.items()}
+
+
+def section(name: str, rows: Rows, **context: Any) -> str:
+    """Return one block of the page; `brief` is for a terminal: only methods that have rows."""
+    template = _template()
+    block = template.blocks[name](template.new_context({**DEFAULTS, "rows": rows, **context}))
+    return _tidy("".join(block))
 
 
 def write() -> None:
-    """Make the files of docs/ anew, from all that was measured."""
+    """Write the files in docs/ from all results."""
     made = render(Lines("paper").rows)
-    shutil.rmtree(DOCS / "results", ignore_errors=True)  # a figure that is no more
+    shutil.rmtree(DOCS / "results", ignore_errors=True)  # figures that are no longer made
     for name, content in made.items():
         file = DOCS / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -41,84 +52,35 @@ def write() -> None:
         print(file)
 
 
-def _blocks(found: Rows) -> list[Block]:
-    table2 = decathlon.table(found)
-    blocks: list[Block | None] = [
-        *text.opening(found),
-        Heading("What the paper says, and what came out here"),
-        reproduced.table(found),
-        *text.verdicts(claims(found)),
-        *text.set_up(),
-        Heading("Table 1: every method on every domain"),
-        tables.first(found),
-        charts.table1(found),
-        tables.sizes(found),
-        Heading("Accuracy against parameters"),
-        charts.by_parameters(found) or _later("parameters"),
-        Heading("What M starts as"),
-        tables.starts(found),
-        Heading("Variance or loss: ranks in one budget"),
-        Text(text.LOSS),
-    ]
-    for backbone in metrics.backbones(found):
-        blocks += [
-            Heading(backbone, 3),
-            metrics.table(found, backbone),
-            charts.by_metric(found, backbone),
-            metrics.gains(found, backbone),
-        ]
-    blocks += [
-        Heading("The smallest file", 3),
-        smallest.table(found),
-        Heading("Shared bases in three ways"),
-        metrics.shared(found),
-        Heading("Effective dimensions"),
-        charts.eta(found) or _later("dimensions"),
-        charts.explained(found),
-        Heading("Table 2: a mini-Decathlon"),
-        table2,
-        Text(text.DECATHLON) if table2.whole else None,
-        Heading("Is RA trained well enough?"),
-        training.trained(found),
-        Heading("The same cell twice"),
-        training.again(found) or _later("again"),
-        Heading("Learning rates that were tried"),
-        *(training.tried(found, backbone) for backbone in PIXELS),
-    ]
-    return [block for block in blocks if block is not None]
+def row_keys(used: Iterable[Key], what: str = "table") -> str:
+    """List the keys of a table's rows, folded away, as the lines of the file spell them."""
+    used = list(used)
+    items = "".join(f"<li><code>{escape(pointer(k), quote=False)}</code></li>\n" for k in used)
+    where = f'Lines with <code>"backbone": "{used[0]["backbone"]}"</code> and one of:'
+    summary = f"<summary>The rows of this {what}</summary>"
+    return f"\n<details>{summary}\n<p>{where}</p>\n<ul>\n{items}</ul>\n</details>"
 
 
-def _later(piece: str) -> Text:
-    return Text(f"Not run yet: `python -m benchmarks.paper {piece}`.")
+def pointer(key: Key) -> str:
+    """Return a key as its lines in the file spell it, to search for."""
+    return json.dumps({k: v for k, v in key.items() if k != "backbone"}, ensure_ascii=False)[1:-1]
 
 
-def _markdown(blocks: Sequence[Block]) -> str:
-    return "\n\n".join(block.markdown() for block in blocks) + "\n"
+def _tidy(text: str) -> str:
+    """Leave one blank line after headings, never more than one, and no trailing spaces."""
+    text = re.sub(r"^(#+ .*)$", r"\1\n", re.sub(r" +\n", "\n", text), flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def _html(blocks: Sequence[Block]) -> str:
-    """One file that asks for nothing else, in the look of the ecology's report."""
-    sheet = files("torch_covnorm.report").joinpath("template.html").read_text(encoding="utf-8")
-    style = sheet[sheet.index("<style>") : sheet.index("</style>")]
-    title, body = blocks[0], blocks[1:]
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-    inner = "\n".join(block.html() for block in body)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>torch-covnorm: {escape(text.TITLE)}</title>\n{style}{OWN}</style>\n</head>\n"
-        f"<body>\n<header>\n{title.html()}\n</header>\n<main>\n{inner}\n</main>\n</body>\n</html>\n"
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-
-
-# Beyond the report's sheet: a page of sections without cards, and wider tables.
-OWN = """
-main > h2 { margin: 3.6rem 0 1rem; } main > ul { padding-left: 1.2rem; max-width: 72ch; }
-main > ul > li { margin: .55rem 0; }
-main > .scroll, main > .columns, main > .panels { margin-top: 1.2rem; }
-main > .scroll table { font-size: .86rem; } main > .scroll .n { padding-left: .9rem; }
-main > .columns > figure:only-child { max-width: 32rem; }
-body { max-width: 68rem; } details ul { padding-left: 1.2rem; font-size: .84rem; }
-"""
+    for module in (profiles, published, keys, compare, numbers, tables):  # `profiles`: every piece
+        environment.globals.update(vars(module))
+    modules = {"cn": cn, "domains": domains, "settings": settings, "verdicts": verdicts}
+    environment.globals.update(modules, fetch=fetch, row_keys=row_keys)
+    return environment.get_template("results.md.j2")

@@ -1,169 +1,192 @@
-"""The figures, drawn like the report's: a small SVG in the page's colours, its legend inside."""
+"""The figures of the page, drawn on the canvas of `torch_covnorm.report`."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from torch_covnorm.report.canvas import WIDTH, as_svg, by_layer, house_style, named_rows, one_pair
-from torch_covnorm.report.svg import BLUE, GREEN, INK, LINE, ORANGE, SOFT, VIOLET
+from torch_covnorm.report.svg import BLUE, GREEN, INK, LINE, ORANGE, SOFT, VARIABLES, VIOLET
 
-from .drawing import apart, bars, by_share, legend, limits
+from .. import metric, parameters
+from ..compare import over_seeds
+from ..dimensions import THRESHOLDS, explained, ratios
+from ..keys import SPECTRA, cell, cut, start
+from ..published import NAMES, TABLE1
+from ..rows import Rows
+from .tables import METHODS, accuracies, full_size
 
-DASHED, DOTTED = (0, (4, 2.5)), (0, (1, 2.5))
-LOOKS: dict[str, dict[str, Any]] = {
-    "covnorm": {"color": BLUE, "marker": "o"},
-    "svd-fta": {"color": ORANGE, "marker": "s"},
-    "fta": {"color": GREEN, "marker": "^"},
-    "pca-fta": {"color": VIOLET, "marker": "D"},
-    "loss": {"color": BLUE, "marker": "o"},
-    "loss-train": {"color": BLUE, "marker": "x"},
-    "variance": {"color": ORANGE, "marker": "s"},
-    "threshold": {"color": VIOLET, "marker": "D"},
-    "svd": {"color": SOFT, "marker": "v"},
-    "svd-greedy": {"color": GREEN, "marker": "^"},
-    "svd-loss-ranks": {"color": GREEN, "marker": "P"},
-    "svd-scaled": {"color": SOFT, "marker": "X"},
-}
-BOUNDS = {"ra": "-", "fnft": DASHED, "bn": DOTTED}
-Point = tuple[float, Sequence[float]]  # x, and a y of every seed; the line is of the first
+LOOKS = [*zip((BLUE, ORANGE, GREEN, VIOLET, SOFT) * 2, "os^DvxPX*p", strict=True)]
+SIZE = "adapter parameters, % of RA's"
+DASHES = ((0, (4, 2.5)), (0, (1, 2)), "-")
+Drawn = Iterator[tuple[str, str, Any, Sequence[str]]]  # name, what it shows, figure, row names
 
 
-def means(rows: Sequence[tuple[str, Sequence[float], float | None]], about: str, key: str) -> str:
-    """Ours of every seed's mean and the published one, by method."""
-    known = [v for _, ours, other in rows for v in [*ours, *([other] if other else [])]]
-    low = 10 * np.floor((min(known, default=0.0) - 3) / 10)
+class Curve(NamedTuple):
+    """A line of a chart; points are x, y and the two ends of a bar."""
+
+    label: str
+    look: tuple[str, str]
+    points: Sequence[tuple[float, float, float, float]]
+    tuned: bool = True
+
+
+def draw(rows: Rows) -> dict[str, dict[str, str]]:
+    """Return {name of a figure's file: {"svg", "about"}}; what has no rows is not drawn."""
+    drawn = {}
     with house_style():
-        figure, axes = named_rows(len(rows), (low, 100), right=14)
-        for i, (_, ours, other) in enumerate(rows):
-            if other is not None:
-                axes.plot(other, i, "D", color=SOFT, mfc="none", ms=5.6, mew=1.3)
-            if ours:
-                axes.plot([min(ours), max(ours)], [i, i], color=BLUE, lw=1.6)
-                axes.plot(statistics.fmean(ours), i, "o", color=BLUE, ms=6)
+        for group in (_table1, _parameters, _cuts, _eta, _explained):
+            for name, about, figure, labels in group(rows):
+                width, height = 72 * figure.get_size_inches()
+                svg = _standalone(as_svg(figure, about, name, labels), width, height)
+                drawn[name] = {"svg": svg, "about": about}
+    return drawn
+
+
+def _standalone(svg: str, width: float, height: float) -> str:
+    """Return the report's SVG as a file: with its own colours, font and background."""
+    for color, name in VARIABLES.items():
+        svg = svg.replace(name, color)
+    style = f"<style>text{{font:12px sans-serif;fill:{SOFT}}}.name{{text-anchor:end}}</style>"
+    ground = '<rect width="100%" height="100%" fill="#fff"/>'
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"'
+    svg = svg.replace("<svg", f"<svg {size}", 1)
+    return svg.replace(">", f">{style}{ground}", 1) + "\n"
+
+
+def _chart(
+    curves: Sequence[Curve],
+    title: str,
+    labels: tuple[str, str],
+    levels: Mapping[str, float] | None = None,
+    columns: int = 2,
+    width: float = WIDTH,
+) -> tuple[Any, Any]:
+    """Draw curves with bars on a logarithmic x axis, horizontal levels, and a legend above."""
+    names = dict.fromkeys((*(c.label for c in curves), *(levels or ())))
+    above = 16 + 20 * (-(-len(names) // columns) + bool(title))
+    figure, axes = one_pair(width, 290 + above, left=56, right=20, top=above, bottom=48)
+    for label, (color, marker), points, tuned in curves:
+        x, y, low, high = zip(*points, strict=True)
+        style = {} if tuned else {"ls": DASHES[0], "mfc": "none"}
+        style["label"] = label if names.pop(label, 0) is None else None
+        axes.plot(x, y, color=color, marker=marker, lw=1.5, ms=5.4, **style)
+        axes.vlines(x, low, high, color=color, lw=1.2)
+    for (name, value), style in zip((levels or {}).items(), DASHES, strict=False):
+        axes.axhline(value, color=INK, lw=1, ls=style, zorder=1, label=name)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    axes.grid(axis="y", color=LINE, lw=0.8)
+    place = {"loc": "lower left", "bbox_to_anchor": (-0.03, 1.01), "borderpad": 0}
+    axes.legend(**place, ncols=columns, title=title, alignment="left", frameon=False)
+    return figure, axes
+
+
+def _about(text: str, curves: Sequence[Curve], digits: int = 1) -> str:
+    """Describe a chart by its values."""
+    lines = []
+    for label, _, points, tuned in curves:
+        values = ", ".join(f"{point[1]:.{digits}f}" for point in points)
+        lines.append(f"{label}{'' if tuned else ', not tuned'} {values}")
+    return f"{text}: {'; '.join(lines)}"
+
+
+def _table1(rows: Rows) -> Drawn:
+    """Draw the means of Table 1, ours (a line spans the seeds) and published."""
+    ours = {m: over_seeds(accuracies(rows, m), rows.domains) for m in METHODS}
+    ours = {m: values for m, values in ours.items() if values}
+    theirs = {m: TABLE1[m][1] for m in ours if m in TABLE1}
+    if ours:
+        low = min(*theirs.values(), *(v for values in ours.values() for v in values), 100)
+        figure, axes = named_rows(len(ours), (10 * np.floor((low - 3) / 10), 100), right=14)
+        for i, (method, values) in enumerate(ours.items()):
+            axes.plot(theirs.get(method, math.nan), i, "D", color=SOFT, mfc="none", ms=5.6, mew=1.3)
+            axes.plot([min(values), max(values)], [i, i], color=BLUE, lw=1.6)
+            axes.plot(statistics.fmean(values), i, "o", color=BLUE, ms=6)
         axes.set_xlabel("mean test accuracy, %")
-        return as_svg(figure, about, key, [name for name, _, _ in rows])
+        about = ", ".join(f"{NAMES[m]} {statistics.fmean(v):.1f}" for m, v in ours.items())
+        yield "table1", f"Mean test accuracy in percent: {about}", figure, [NAMES[m] for m in ours]
 
 
-def parameters(
-    title: str,
-    lines: Mapping[str, Sequence[Point]],
-    bounds: Mapping[str, float],
-    names: Mapping[str, str],
-    about: str,
-    key: str,
-) -> str:
-    """Accuracy against adapter parameters in percent of RA's, one domain."""
-    with house_style():
-        figure, axes = one_pair(WIDTH, 372, left=56, right=50, top=86, bottom=48)
-        values = list(bounds.values())
-        for name, points in lines.items():
-            x, y = [p for p, _ in points], [v[0] for _, v in points]
-            values += [v for _, many in points for v in many]
-            axes.plot(x, y, color=LOOKS[name]["color"], lw=1.6)
-            axes.plot(x, y, LOOKS[name]["marker"], color=LOOKS[name]["color"], ms=5.4)
-            for place, many in points:
-                if len(many) > 1:
-                    bars(axes, place, min(many), max(many), LOOKS[name]["color"])
-        by_share(axes, [p for points in lines.values() for p, _ in points])
-        limits(axes, values)
-        for name, value in bounds.items():
-            axes.axhline(value, color=INK, lw=1, ls=BOUNDS[name], zorder=1)
-        for name, y in apart(bounds, axes, 16, 372 - 86 - 48).items():
-            axes.text(1.02, y, names[name], transform=axes.get_yaxis_transform(), va="center")
-        axes.set_ylabel("test accuracy, %")
-        entries = [(names[n], LOOKS[n], "-") for n in lines]
-        legend(axes, title, entries, columns=2, height=238)
-        return as_svg(figure, about, key)
+def _parameters(rows: Rows) -> Drawn:
+    """Draw accuracy against parameters, one panel per domain; lines are of seed 0."""
+    whole = full_size(rows, "vgg16")
+    for domain in parameters.DOMAINS:
+        first, curves = rows.only_seed(0, [domain]), []
+        for method, look in zip(parameters.CURVES, LOOKS, strict=False):
+            points = []
+            for key in [cell("vgg16", method, options) for options in parameters.curve(method)]:
+                if whole and (size := first.mean(key, "parameters")):
+                    y = rows.values(key)[domain]
+                    points.append((100 * size / whole, y[0], min(y.values()), max(y.values())))
+            curves += [Curve(NAMES[method], look, sorted(points))] if points else []
+        bounds = {m: first.values(cell("vgg16", m)) for m in parameters.BOUNDS}
+        levels = {NAMES[m]: values[domain][0] for m, values in bounds.items() if values}
+        if curves:
+            about = _about(f"Test accuracy against adapter parameters on {domain}", curves)
+            figure, _ = _chart(curves, domain, (SIZE, "test accuracy, %"), levels)
+            yield f"parameters-{domain}", about, figure, ()
 
 
-def metrics(
-    title: str,
-    lines: Mapping[tuple[str, bool], Sequence[tuple[float, float, float | None]]],
-    ra: float | None,
-    names: Mapping[str, str],
-    about: str,
-    key: str,
-) -> str:
-    """Mean accuracy ± standard error against the share of RA's parameters, for every way."""
-    ways = list(dict.fromkeys(way for way, _ in lines))
-    with house_style():
-        top = 46 + 20 * -(-(len(ways) + 2) // 2)
-        height = 300 + top
-        figure, axes = one_pair(WIDTH, height, left=56, right=34, top=top, bottom=48)
-        values = [] if ra is None else [ra]
-        for (way, tuned), points in lines.items():
-            # Side by side, or the bars of one share hide each other.
-            aside = 1 + 0.035 * (ways.index(way) - (len(ways) - 1) / 2)
-            x, y = [p * aside for p, _, _ in points], [v for _, v, _ in points]
-            look = LOOKS.get(way, {"color": SOFT, "marker": "o"})
-            values += [v + s * (e or 0) for _, v, e in points for s in (-1, 1)]
-            axes.plot(x, y, color=look["color"], lw=1.5, ls="-" if tuned else DASHED)
-            face = look["color"] if tuned else "none"
-            axes.plot(x, y, look["marker"], color=look["color"], mfc=face, ms=5.4, mew=1.3)
-            for place, (_, value, off) in zip(x, points, strict=True):
-                if off:
-                    bars(axes, place, value - off, value + off, look["color"])
-        by_share(axes, [p for points in lines.values() for p, _, _ in points])
-        limits(axes, values)
-        if ra is not None:
-            axes.axhline(ra, color=INK, lw=1, zorder=1)
-            axes.text(1.02, ra, "A", transform=axes.get_yaxis_transform(), va="center")
-        axes.set_ylabel("mean test accuracy, %")
-        entries = [
-            (names.get(w, w), LOOKS.get(w, {"color": SOFT, "marker": "o"}), "-") for w in ways
-        ]
-        entries += [("", {"color": INK, "marker": ""}, "")] * (len(ways) % 2)
-        entries += [("tuned", {"color": INK, "marker": ""}, "-")]
-        entries += [("not tuned", {"color": INK, "marker": ""}, DASHED)]
-        legend(axes, title, entries, columns=2, height=height - top - 48)
-        return as_svg(figure, about, key)
+def _cuts(rows: Rows) -> Drawn:
+    """Draw mean accuracy ± standard error against parameters, for every way to cut A."""
+    for backbone in metric.BACKBONES:
+        known, whole, curves = metric.means(rows, backbone), full_size(rows, backbone), []
+        for i, (way, tuned) in enumerate(itertools.product(metric.WAYS, (True, False))):
+            points = []
+            for share in metric.SHARES:
+                size = rows.mean(cut(backbone, way, share, tuned), "parameters")
+                if (way, share, tuned) in known and size and whole:
+                    mean, off = known[way, share, tuned]
+                    x = (1 + 0.017 * (i - 7.5)) * 100 * size / whole  # aside: no bar hides another
+                    points.append((x, mean, mean - (off or 0), mean + (off or 0)))
+            label, look = metric.WAYS[way], LOOKS[i // 2]
+            curves += [Curve(label, look, sorted(points), tuned)] if points else []
+        domains = metric.whole_domains(rows, backbone)
+        A = over_seeds(rows.values(start(backbone)), domains)
+        level = {"A, not cut": statistics.fmean(A)} if A else {}
+        title = f"{backbone}, mean of {len(domains)} domains; dashed: not tuned"
+        if curves:
+            about = _about(f"Mean test accuracy against adapter parameters on {backbone}", curves)
+            figure, _ = _chart(curves, title, (SIZE, "mean test accuracy, %"), level, columns=1)
+            yield f"metric-{backbone}", about, figure, ()
 
 
-def eta(of: Mapping[str, np.ndarray], about: str, key: str) -> str:
-    """η = ky/kx by layer for each threshold (domains, layers): the mean, and all domains' range."""
-    colors = (GREEN, ORANGE, BLUE, VIOLET)
-    with house_style():
-        figure, axes = one_pair(WIDTH, 300, left=56, right=8, top=44, bottom=48)
-        axes.axhline(1, color=SOFT, lw=1, ls=(0, (3, 3)))
-        entries, layers = [], 1
-        for i, (t, ratios) in enumerate(of.items()):
-            layers, marker = ratios.shape[1], "os^D"[i]
-            x = np.arange(1, layers + 1) + 0.16 * (i - (len(of) - 1) / 2)
-            axes.plot(x, ratios.mean(0), color=colors[i], lw=1.5)
-            axes.plot(x, ratios.mean(0), marker, color=colors[i], ms=5)
-            for place, column in zip(x, ratios.T, strict=True):
-                axes.plot([place] * 2, [column.min(), column.max()], color=colors[i], lw=1)
-            entries.append((f"t = {t}", {"color": colors[i], "marker": marker}, "-"))
-        axes.set_ylim(0, max(1.08, *(1.05 * r.max() for r in of.values())))
-        by_layer(axes, layers)
-        axes.set_ylabel("η = ky / kx")
-        legend(axes, "", entries, columns=3, height=208)
-        return as_svg(figure, about, key)
+def _eta(rows: Rows) -> Drawn:
+    """Draw η = ky/kx by layer for each threshold: the mean and the range over domains."""
+    measured, curves = list(rows.of(SPECTRA).values()), []
+    for i, t in enumerate(THRESHOLDS if measured else ()):
+        eta = ratios(measured, t)
+        x = np.arange(1, eta.shape[1] + 1) + 0.16 * (i - 1)
+        points = [*zip(x, eta.mean(0), eta.min(0), eta.max(0), strict=True)]
+        curves.append(Curve(f"t = {t:g}", LOOKS[i], points))
+    if curves:
+        figure, axes = _chart(curves, "", ("", "η = ky / kx"), {"kx = ky": 1.0}, columns=4)
+        axes.set(xscale="linear", ylim=(0, None))
+        by_layer(axes, len(curves[0].points))
+        about = _about("Mean ratio of effective dimensions by layer", curves, 2)
+        yield "eta", about, figure, ()
 
 
-def explained(curves: Mapping[str, np.ndarray], title: str, about: str, key: str) -> str:
-    """Variance explained by a share of the directions: x, y, and A's squared singular values."""
-    looks = {"x": (BLUE, "-"), "y": (ORANGE, "-"), "A": (VIOLET, DASHED)}
-    with house_style():
-        figure, axes = one_pair(300, 264, left=56, right=14, top=58, bottom=48)
-        for name, (color, style) in looks.items():
-            values = 100 * curves[name]
-            x = 100 * np.arange(1, len(values) + 1) / len(values)
-            axes.plot(x, values, color=color, lw=1.8, ls=style)
-        axes.set_xscale("log")
-        axes.set_xlim(100 / max(len(v) for v in curves.values()), 100)
-        axes.set_ylim(0, 103)
-        axes.set_yticks([0, 25, 50, 75, 100])
-        ticks = [2, 5, 10, 20, 50, 100]
-        axes.set_xticks(ticks, [str(t) for t in ticks])
-        axes.set_xticks([], minor=True)
-        axes.grid(axis="y", color=LINE, lw=0.8)
-        axes.set_xlabel("directions, %")
-        axes.set_ylabel("variance explained, %")
-        entries = [(n, {"color": c, "marker": ""}, s) for n, (c, s) in looks.items()]
-        legend(axes, title, entries, columns=3, height=158)
-        return as_svg(figure, about, key)
+def _explained(rows: Rows) -> Drawn:
+    """Draw the variance explained by a share of the directions in three layers."""
+    measured = list(rows.of(SPECTRA).values())
+    sites = list(measured[0]["explained"]) if measured else []
+    for i in sorted({0, len(sites) // 2, len(sites) - 1} if sites else ()):
+        curves, half = [], []
+        for (name, values), (color, _) in zip(
+            explained(measured, sites[i]).items(), LOOKS, strict=False
+        ):
+            x, y = 100 * np.arange(1, len(values) + 1) / len(values), 100 * values
+            curves.append(Curve(name, (color, ""), [*zip(x, y, y, y, strict=True)]))
+            half.append(f"{name} {y[len(y) // 2 - 1]:.0f} %")
+        labels, title = ("directions, %", "variance explained, %"), f"layer {i + 1} of {len(sites)}"
+        figure, _ = _chart(curves, title, labels, columns=3, width=320)
+        about = f"Layer {i + 1}, variance in half of the directions: {', '.join(half)}"
+        yield f"explained-{i + 1}", about, figure, ()
