@@ -12,7 +12,7 @@ from torch import nn
 
 import torch_covnorm as cn
 from torch_covnorm.backbones import VGG16
-from torch_covnorm.network.accounting import KINDS, denominators
+from torch_covnorm.network.accounting import CATEGORIES, denominators
 
 # zoo.TinyConvNet by hand: site → (d_in, d_out, weights, biases)
 LAYERS = {
@@ -39,7 +39,7 @@ def network(name="convnet", kinds=("residual",), **arguments):
 
 
 def by_kind(**parameters):
-    return dict.fromkeys(KINDS, 0) | parameters
+    return dict.fromkeys(CATEGORIES, 0) | parameters
 
 
 def weight_of(folder):
@@ -325,7 +325,7 @@ def test_a_share_is_of_the_kinds_and_the_denominator_that_are_named():
     p, of = account.parameters, account.denominators
     assert account.share() == (p["adapter"] + p["shared"]) / of["network"]
     assert account.share("ra", ["norm", "head"]) == (p["norm"] + p["head"]) / of["ra"]
-    assert account.share("convolutions", KINDS) == account.total / of["convolutions"]
+    assert account.share("convolutions", CATEGORIES) == account.total / of["convolutions"]
     assert of["convolutions"] == matrices("own")
     assert of["network"] == matrices("own") + 8 * 5 + 5
     assert of["ra"] == matrices("residual")
@@ -346,8 +346,8 @@ def test_a_network_without_convolutions_has_no_share_of_them():
     [
         (lambda net: cn.account(net, "residul"), "unknown domain 'residul'"),
         (lambda net: cn.account(net, ["residual", "x"]), "unknown domain 'x'"),
-        (lambda net: cn.account(net, []), "each once"),
-        (lambda net: cn.account(net, ["residual", "residual"]), "each once"),
+        (lambda net: cn.account(net, []), "each only once"),
+        (lambda net: cn.account(net, ["residual", "residual"]), "each only once"),
         (lambda net: cn.account(net, "residual").share("backbone"), "of='backbone'.*network"),
         (lambda net: cn.account(net, "residual").share(kinds=["A"]), "kind 'A'.*adapter"),
     ],

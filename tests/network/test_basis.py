@@ -99,7 +99,9 @@ def test_basis_and_domains_come_back_in_another_network_to_the_bit(kind, M, tmp_
     folder, domain = net.save_basis(basis, tmp_path / "basis"), net.save_domain("a", tmp_path / "a")
     other = network()[0]
     other.remove_domain("a")
-    assert_refused(other, "domain.json.*load_basis it first", domain, do=type(net).load_domain)
+    assert_refused(
+        other, "domain.json.*call net.load_basis first", domain, do=type(net).load_domain
+    )
     loaded = other.load_basis(folder)
     other.load_domain(domain)
     old = net.basis(basis)
@@ -137,7 +139,7 @@ def test_another_basis_of_the_same_name_or_backbone_is_refused(tmp_path):
     folder = net.save_domain("a", tmp_path / "a")
     assert_refused(
         other,
-        "shares the basis 'joint'.*another one of that name.*new network",
+        "shares the basis 'joint'.*another version of it.*new network",
         folder,
         do=type(net).load_domain,
     )

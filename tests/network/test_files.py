@@ -28,7 +28,8 @@ from domain_files import (
 from torch import nn
 
 import torch_covnorm as cn
-from torch_covnorm import CovNormError, files
+from torch_covnorm import CovNormError
+from torch_covnorm.network import files
 
 # ── round trips ─────────────────────────────────────────────────────────────────────────────────
 

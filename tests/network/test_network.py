@@ -12,6 +12,7 @@ import zoo
 from torch import nn
 
 import torch_covnorm as cn
+from torch_covnorm.network.sites import find_head, find_sites
 
 
 def one_step(net: cn.MultiDomainNetwork, name: str, x: torch.Tensor) -> None:
@@ -211,7 +212,7 @@ def test_parameters_as_the_paper_counts_them():
     for fc, expected in ((False, 1_810_432), (True, 35_364_864)):
         with torch.device("meta"):
             backbone = VGG16(fc)
-        sites = cn.sites.find_sites(backbone, None, cn.sites.find_head(backbone, "auto"))
+        sites = find_sites(backbone, None, find_head(backbone, "auto"))
         assert sum(s.d_out**2 for s in sites.values()) == expected
     assert sum(p.numel() for p in backbone.parameters()) == 138_357_544
     net = zoo.network("efficientnet-lite0", kinds=("residual",))
@@ -306,7 +307,7 @@ def test_a_batch_of_the_wrong_rank_or_channels_is_refused(name, shape):
 
 @pytest.mark.parametrize("domains", [["conv"], ["conv"] * 3, []])
 def test_a_domain_list_of_the_wrong_length_is_refused(domains):
-    with pytest.raises(cn.CovNormError, match="one a sample"):
+    with pytest.raises(cn.CovNormError, match="one per sample"):
         zoo.network("mlp")(torch.randn(2, 12), domain=domains)
 
 

@@ -88,7 +88,7 @@ def test_weights_of_its_own_stay_with_a_domain_that_only_answers(method):
 def test_gradients_through_weights_of_its_own_are_refused_too():
     net, x = network("convnet with norms", ["own"])
     net.prepare_("d0", only=True)
-    with pytest.raises(cn.CovNormError, match="load it anew"):
+    with pytest.raises(cn.CovNormError, match="Reload it"):
         net(x, domain="d0")
 
 
@@ -112,7 +112,7 @@ def test_a_domain_that_only_answers_is_smaller_and_refuses_all_else(tmp_path):
     before = net.domain("d0").bytes
     net.prepare_("d0", only=True)
     assert net.domain("d0").bytes < 0.6 * before
-    refused = pytest.raises(cn.CovNormError, match=r"'d0'.*load it anew")
+    refused = pytest.raises(cn.CovNormError, match=r"'d0'.*Reload it")
     for ask in (
         lambda: net.save_domain("d0", tmp_path),
         lambda: net.merge("d0"),

@@ -1,4 +1,4 @@
-"""The batch normalisations B1 and B2, and what any eval-mode norm does: a scale and a shift."""
+"""The batch norms B1 and B2, and the scale and shift that any norm is in eval mode."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..errors import CovNormError
 
 
 class TokenNorm(nn.BatchNorm1d):
-    """BatchNorm over the last axis of (…, d): every position a row, as behind a Linear layer."""
+    """BatchNorm over the last axis of (…, d), for use after a Linear layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
 
 
 def site_norm(spatial: bool, d: int) -> nn.Module:
-    """A fresh norm for a site of d channels."""
+    """Return a new norm for a site with d channels."""
     return nn.BatchNorm2d(d) if spatial else TokenNorm(d)
 
 
 def scale_shift(norms: Sequence[nn.Module], d: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What each of G eval-mode norms does, ``scale x + shift``: two tensors (G, d).
+    """Return scale and shift (G, d) of G eval-mode norms, each of which is ``scale x + shift``.
 
-    ``scale = gamma / sqrt(var + eps)``, ``shift = beta - mean scale``; Identity is 1 and 0.
+    ``scale = gamma / sqrt(var + eps)``, ``shift = beta - mean scale``. For Identity: 1 and 0.
     """
     if not any(isinstance(n, _BatchNorm) for n in norms):
         return like.new_ones(len(norms), d), like.new_zeros(len(norms), d)
@@ -39,9 +39,9 @@ def scale_shift(norms: Sequence[nn.Module], d: int, like: Tensor) -> tuple[Tenso
 def scale_shifts(
     norms: Sequence[dict[str, _BatchNorm]], like: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """{name: `scale_shift`} of the norms of G domains, all in a few operations.
+    """Return {name: `scale_shift`} for the norms of G domains, computed in a few operations.
 
-    Norms without running statistics are left out; eps is the backbone's, the same for all.
+    Norms without running statistics are left out. All domains share the backbone's eps.
     """
     names = [n for n, norm in norms[0].items() if norm.running_mean is not None]
     sizes = [norms[0][n].num_features for n in names]
@@ -75,10 +75,13 @@ def _statistics(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
     if not isinstance(norm, _BatchNorm):
         return one, zero, zero, one, 0.0
-    # The dictionaries behind nn.Module's attributes: a mixed batch asks thousands of times.
+    # nn.Module's own dictionaries: attribute lookup is slow, and a mixed batch does thousands.
     affine, running = norm._parameters, norm._buffers
     mean, var = running["running_mean"], running["running_var"]
     if mean is None or var is None:
-        raise CovNormError("a norm without running statistics is no scale and shift")
+        raise CovNormError(
+            "a norm has no running statistics, so it is not a fixed scale and shift in eval mode: "
+            "use norms with track_running_stats=True"
+        )
     gamma, beta = affine["weight"], affine["bias"]
     return one if gamma is None else gamma, zero if beta is None else beta, mean, var, norm.eps

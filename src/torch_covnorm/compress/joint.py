@@ -245,7 +245,7 @@ def join_settings(
 ) -> dict[str, Any]:
     """The basis's own settings; a second join may not change them."""
     given = {"variance": variance, "count": count, "metric": metric}
-    if old is not None and old.kind != "covnorm":
+    if old is not None and old.decomposition != "covnorm":
         raise CovNormError(f"basis {old.name!r} is of joint SVD: give another name as basis=")
     settings: dict[str, Any] = {"variance": 0.99, "count": "positions", "metric": "variance"}
     settings["ranks"] = {}

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CovNormError, choices
-from ..network import basis as basis_files
-from ..network import files
+from ..network import basis_files, files
 from ..network.domain import Domain, check_name
 from ..network.network import MultiDomainNetwork
 from ..records import blame
@@ -307,10 +306,8 @@ class Ecology:
 
     def _written_basis(self, net: MultiDomainNetwork, name: str) -> dict[str, str]:
         """Its factors apart from its moments, which only joining needs."""
-        record, tensors = basis_files.packed(net, net.basis(name))
-        parts: dict[str, dict[str, Tensor]] = {"tensors": {}, "moments": {}}
-        for key, value in tensors.items():
-            parts["moments" if key.count("/") == 2 else "tensors"][key] = value
+        record, factors, moments = basis_files.packed(net, net.basis(name))
+        parts = {"tensors": factors, "moments": moments}
         blobs = {part: self.blobs.write_tensors(found) for part, found in parts.items() if found}
         return {"record": self.blobs.write_record(basis_files.FORMAT, record), **blobs}
 
@@ -331,7 +328,7 @@ class Ecology:
             tensors = self.blobs.read_tensors(blobs["moments"]) if "moments" in blobs else {}
         except CovNormError:
             return -1
-        return max((int(n) for key, n in tensors.items() if key.endswith("/x/n")), default=0)
+        return basis_files.rows_seen(tensors)
 
     def _check_users(self, manifest: Mapping[str, Any], basis: str, names: Container[str]) -> None:
         """A basis changes with all of its domains, or not."""

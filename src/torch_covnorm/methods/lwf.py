@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..adapters import OwnWeights, double
+from ..adapters import CopiedWeights, shallow_copy
 from ..errors import CovNormError
 from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
@@ -36,7 +36,7 @@ def fork_(net: MultiDomainNetwork, name: str) -> Domain:
             "lwf keeps the answers of the backbone's own head, and this one has none"
         )
     if net.head_name not in domain.weights:
-        domain.weights[net.head_name] = OwnWeights(_head(net))
+        domain.weights[net.head_name] = CopiedWeights(_head(net))
     return domain
 
 
@@ -86,7 +86,7 @@ class OldAnswers:
         assert self.features is not None
         head = _head(self.net)
         own = self.domain.weights[str(self.net.head_name)].parameters_for(head)
-        return double(head, own)(self.features)
+        return shallow_copy(head, own)(self.features)
 
     @torch.no_grad()
     def before(self, images: Tensor) -> Tensor:

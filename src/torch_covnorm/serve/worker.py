@@ -7,7 +7,6 @@ same pipe. Domains load in threads of their own, so that a load never stands bef
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import queue
 import signal
@@ -27,7 +26,6 @@ from ..data.loader import as_input
 from ..ecology import Ecology
 from ..ecology.prediction import preprocessing
 from ..errors import CovNormError
-from ..network.modulemap import ModuleMap
 from ..network.network import MultiDomainNetwork
 from .catalog import version_of
 from .guess import Guesser
@@ -211,10 +209,7 @@ class Worker:
         if shares:
             self._sweep()
             bases = dict(self.net.bases.items())
-        beside = copy.copy(self.net)
-        parts = {"domains": ModuleMap(), "bases": ModuleMap(bases)}
-        beside.__dict__["_modules"] = {**self.net._modules, **parts}
-        return beside
+        return self.net.without_domains(bases)
 
     def _changed(self, name: str, version: str) -> bool:
         """Whether the store has another version; a manifest that cannot be read says nothing."""
