@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -242,6 +243,53 @@ def test_a_copied_network_stands_alone():
     one_step(other, "residual", x)
     assert not torch.equal(other(x, domain="residual"), before)
     assert torch.equal(net(x, domain="residual"), before)
+
+
+@torch.no_grad()
+def test_a_network_without_domains_shares_the_backbone_and_nothing_else(tmp_path):
+    net = zoo.network("convnet with norms", kinds=("residual", "conv"))
+    x = torch.randn(2, 3, 16, 16)
+    before, folder = net(x, domain="residual"), net.save_domain("residual", tmp_path)
+    other = net.without_domains()
+    assert other.backbone is net.backbone
+    assert len(other.domains) == len(other.bases) == 0
+    domain = other.load_domain(folder, name="loaded").eval()
+    assert list(net.domains) == ["residual", "conv"]
+    assert torch.equal(other(x, domain="loaded"), before)
+    with pytest.raises(cn.CovNormError, match="unknown domain"):
+        other(x, domain="conv")
+    net.domains["loaded"] = domain
+    assert torch.equal(net(x, domain="loaded"), before)
+    assert list(net.without_domains({"shared": nn.Identity()}).bases) == ["shared"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@torch.no_grad()
+def test_an_error_restores_domains_and_bases(fails):
+    net = zoo.network("mlp", kinds=())
+    x = zoo.ZOO["mlp"][1](20)
+    for name in "abc":
+        zoo.shake_(net.add_domain(name, 3))
+    net.eval()
+    cn.join_(net, "a", {"a": cn.collect(net, "a", [x])})
+    answers, basis = {n: net(x, domain=n) for n in "abc"}, net.basis("joint")
+    with pytest.raises(KeyboardInterrupt) if fails else contextlib.nullcontext():
+        with net.restoring_on_error(["b"]):
+            cn.join_(net, "b", {"b": cn.collect(net, "b", [2 * x])})  # changes a's maps too
+            net.domain("b").head.weight.zero_()
+            net.add_domain("new", 2)
+            net.remove_domain("c")
+            cn.join_svd_(net, ["new"], 2)
+            assert not torch.equal(net(x, domain="a"), answers["a"])
+            if fails:
+                raise KeyboardInterrupt
+    assert list(net.domains) == (["a", "b", "c"] if fails else ["a", "b", "new"])
+    assert list(net.bases) == (["joint"] if fails else ["joint", "joint-svd"])
+    assert (net.basis("joint") is basis) == fails
+    assert torch.equal(net(x, domain="b"), answers["b"]) == fails
+    if fails:
+        assert all(torch.equal(net(x, domain=n), answers[n]) for n in "abc")
+        assert net.domain("b").basis is None
 
 
 # ── bad input ─────────────────────────────────────────────────────────────────────────────────
