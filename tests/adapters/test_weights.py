@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import random
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ import torch.nn.functional as F
 import zoo
 from domain_files import RECORD, assert_refused, forge, tensor_file
 from domain_files import network as saved_network
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -278,26 +276,6 @@ def test_forged_weights_are_refused_and_the_file_is_named(what, tmp_path):
     assert_refused(folder, RECORD if record else tensor_file(folder).name)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.data())
-def test_a_mixed_batch_with_own_weights_equals_its_samples_alone(data):
-    """Any kinds and order; heads of different size, and modules of a domain's own behind them."""
-    name = data.draw(st.sampled_from(zoo.SMALL))
-    net = zoo.network(name, kinds=())
-    kinds = data.draw(st.lists(st.sampled_from(zoo.KINDS), min_size=1, max_size=3))
-    for i, kind in enumerate((*kinds, data.draw(st.sampled_from(KINDS)))):
-        classes = data.draw(st.integers(1, 5))
-        own = nn.Linear(classes, data.draw(st.integers(1, 4))) if data.draw(st.booleans()) else None
-        zoo.shake_(net.add_domain(f"d{i}", classes, kind, own=own))
-    net.eval()
-    names = data.draw(st.lists(st.sampled_from(list(net.domains)), min_size=6, max_size=6))
-    x = batch(name, 6)
-    with torch.no_grad():
-        mixed = net(x, domain=names)
-        alone = [net(x[i : i + 1], domain=n)[0] for i, n in enumerate(names)]
-    assert all(zoo.close(a, b) for a, b in zip(mixed, alone, strict=True))
-
-
 class Scaled(nn.Sequential):
     """A backbone with further arguments: one row a sample, or one for all."""
 
@@ -322,25 +300,6 @@ def test_tensor_arguments_are_split_with_the_batch_and_others_pass():
     for i, name in enumerate(names):
         assert zoo.close(mixed[i], run(slice(i, i + 1), name)[0])
         assert not zoo.close(mixed[i], run(slice(i, i + 1), names[i - 1])[0])  # control
-
-
-def test_sixteen_threads_answer_as_one():
-    name = "convnet with norms"
-    net, x = zoo.network(name), batch(name, 3)
-    with torch.no_grad():
-        serial = {kind: net(x, domain=kind) for kind in zoo.KINDS}
-
-    @torch.no_grad()
-    def ask(seed: int) -> None:
-        draw = random.Random(seed)
-        for _ in range(15):
-            names = [draw.choice((*KINDS, *zoo.KINDS)) for _ in range(3)]
-            assert torch.equal(net(x, domain=names[0]), serial[names[0]])
-            mixed = net(x, domain=names)
-            assert all(zoo.close(mixed[i], serial[n][i]) for i, n in enumerate(names))
-
-    with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(ask, range(16))) == [None] * 16  # raises what a thread raised
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CovNormError, choices
-from ..network import basis_files, files
+from ..network import basis as basis_files
+from ..network import files
 from ..network.domain import Domain, check_name
 from ..network.network import MultiDomainNetwork
 from ..records import blame

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from functools import partial
 
 from ..errors import CovNormError
-from ..network import basis_files, files
+from ..network import basis as basis_files
+from ..network import files
 from ..records import blame
 from .manifest import RECORDS, read_manifest, references
 from .store import DETAILS, Ecology

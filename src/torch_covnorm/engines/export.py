@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from .. import records
 from ..errors import CovNormError, choices
-from ..network import basis_files, files
+from ..network import basis, files
 from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
 from ..network.routing import eval_mode
@@ -118,7 +118,7 @@ def _export_domain(net: MultiDomainNetwork, domain: Domain, folder: Path) -> Exp
     places = [(folder / files.RECORD, files.FORMAT)]
     if domain.basis is not None:  # first: without it nobody can load the domain
         net.save_basis(domain.basis, folder / "basis")
-        places.append((folder / "basis" / basis_files.RECORD, basis_files.FORMAT))
+        places.append((folder / "basis" / basis.RECORD, basis.FORMAT))
     net.save_domain(domain.name, folder)
     written: list[Path] = []
     for file, format_ in places:

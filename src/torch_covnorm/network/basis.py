@@ -1,18 +1,23 @@
-"""What the domains of joint mode share: one C and W per site, and the moments behind them."""
+"""What the domains of joint mode share: one C and W per site, and the moments to extend them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from .. import records
 from ..adapters import SharedFactors
+from ..errors import CovNormError
 from ..stats.moments import Moments
 from ..stats.pooling import Felt
 from .modulemap import ModuleMap
+from .protocol import Network
 
+FORMAT = "torch-covnorm basis"
+RECORD = "basis.json"
 Decomposition = Literal["covnorm", "svd"]
 
 
@@ -65,3 +70,104 @@ class Basis(nn.Module):
     def ranks(self) -> dict[str, tuple[int, int]]:
         """{site: (kx, ky)}."""
         return {site: f.ranks for site, f in self.factors.items()}
+
+
+class Packed(NamedTuple):
+    """A basis as plain JSON and tensors by name.
+
+    Factors are named ``site/W``, ``site/C`` and ``site/mu_x``; moments ``site/x/…``, ``site/y/…``
+    and ``site/felt/…``.
+    """
+
+    record: dict[str, Any]
+    factors: dict[str, Tensor]
+    moments: dict[str, Tensor]
+
+
+def save(net: Network, basis: Basis, folder: Path) -> Path:
+    """Write a basis with its moments into a folder: safetensors and JSON."""
+    record, factors, moments = packed(net, basis)
+    tensors = dict(sorted({**factors, **moments}.items()))
+    records.write(folder / RECORD, FORMAT, record, tensors)
+    return folder
+
+
+def load(net: Network, folder: Path) -> Basis:
+    """Read and check a basis from a folder. The network does not change."""
+    file = folder / RECORD
+    record = records.read(file, FORMAT)
+    tensors = records.read_tensors(file, record)
+    with records.blame(file):
+        return unpacked(net, record, tensors)
+
+
+def packed(net: Network, basis: Basis) -> Packed:
+    """Return a basis as plain JSON and tensors. `unpacked` does the reverse."""
+    factors: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
+    for site, shared in basis.factors.items():
+        for key, value in shared.state_dict().items():
+            factors[f"{site}/{key}"] = value.detach().cpu().float().contiguous()
+    for side, by_site in (("x", basis.x), ("y", basis.y)):
+        for site, m in by_site.items():
+            moments.update({f"{site}/{side}/{k}": v.cpu() for k, v in m.state_dict().items()})
+    for site, felt in basis.felt.items():
+        moments.update({f"{site}/felt/{k}": v.contiguous() for k, v in felt._asdict().items()})
+    record = {
+        "name": basis.name,
+        "kind": basis.decomposition,
+        "settings": basis.settings,
+        "fingerprint": basis.fingerprint,
+        "backbone": {"class": type(net.backbone).__name__, "fingerprint": net.fingerprint},
+        "sites": list(basis.factors),
+    }
+    return Packed(record, dict(sorted(factors.items())), dict(sorted(moments.items())))
+
+
+def rows_seen(moments: Mapping[str, Tensor]) -> int:
+    """Return `Basis.seen` from the moments of a packed basis."""
+    return max((int(n) for key, n in moments.items() if key.endswith("/x/n")), default=0)
+
+
+def unpacked(net: Network, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> Basis:
+    """Return a basis from its record and all its tensors. The network does not change."""
+    if record["backbone"]["fingerprint"] != net.fingerprint:
+        raise CovNormError("was made for another backbone: load it into a network on that backbone")
+    if record["kind"] not in get_args(Decomposition):
+        raise CovNormError(f"has the unknown kind {record['kind']!r}: update torch-covnorm")
+    if other := set(record["sites"]) - set(net.sites):
+        raise CovNormError(
+            f"has sites that this network does not have ({', '.join(sorted(other)[:4])}): build "
+            "the network with the same sites="
+        )
+    factors: dict[str, SharedFactors] = {}
+    x: dict[str, Moments] = {}
+    y: dict[str, Moments] = {}
+    felt: dict[str, Felt] = {}
+    for site in record["sites"]:
+        parts = {
+            k.removeprefix(f"{site}/"): t for k, t in tensors.items() if k.startswith(f"{site}/")
+        }
+        if not all(t.isfinite().all() for t in parts.values()):
+            raise CovNormError(f"site {site!r}: contains NaN or Inf")
+        factors[site] = _factors(parts, net.sites[site].d_out, site)
+        for side, moments in (("x", x), ("y", y)):
+            if f"{side}/n" in parts:
+                moments[site] = Moments(len(parts[f"{side}/mean"]))
+                keys = moments[site].state_dict()
+                moments[site].load_state_dict({k: parts[f"{side}/{k}"] for k in keys})
+        if "felt/G" in parts:
+            felt[site] = Felt(*(parts[f"felt/{k}"] for k in Felt._fields))
+    basis = Basis(record["name"], record["kind"], factors, x, y, record["settings"], felt)
+    if basis.fingerprint != record["fingerprint"]:
+        raise CovNormError("is damaged (its fingerprint differs): restore it from a copy")
+    anchor = next(net.backbone.parameters())
+    return basis.to(anchor.device, anchor.dtype)
+
+
+def _factors(parts: Mapping[str, Tensor], d_out: int, site: str) -> SharedFactors:
+    W, C, mu_x = parts["W"], parts.get("C"), parts["mu_x"]
+    good = W.ndim == 2 and mu_x.shape == W.shape[1:] and len(W) <= W.shape[1]
+    if not good or (C is not None and (C.ndim != 2 or len(C) != d_out)):
+        raise CovNormError(f"site {site!r}: its factors have the wrong shape")
+    return SharedFactors(W, C, mu_x)

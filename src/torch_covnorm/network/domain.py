@@ -162,21 +162,6 @@ def check_name(name: object) -> str:
     return name
 
 
-def fresh_head(layer: nn.Linear | nn.Conv2d, classes: int) -> nn.Module:
-    """Return a new head that replaces a Linear or Conv2d layer. It is never grouped."""
-    if isinstance(layer, nn.Linear):
-        return nn.Linear(layer.in_features, classes)
-    return nn.Conv2d(
-        layer.in_channels,
-        classes,
-        layer.kernel_size,  # type: ignore[arg-type]
-        layer.stride,  # type: ignore[arg-type]
-        layer.padding,  # type: ignore[arg-type]
-        layer.dilation,  # type: ignore[arg-type]
-        padding_mode=layer.padding_mode,
-    )
-
-
 def class_names(classes: Sequence[str] | int | None) -> tuple[str, ...] | None:
     """Return class names as a tuple; a number n gives "0" … "n-1"."""
     if classes is None:

@@ -18,6 +18,7 @@ from ..adapters import WeightAdapter, build, weight_adapters
 from ..errors import CovNormError
 from .basis import Basis
 from .domain import Domain, check_name
+from .fresh import make_domain
 from .protocol import Network
 from .sites import weight_layers
 
@@ -76,7 +77,12 @@ def packed(
     shared = bool(statistics) and _are_the_backbones(net, state, statistics)
     if shared:
         state = {k: v for k, v in state.items() if k not in statistics}
-    basis = None if domain.basis is None else net.basis(domain.basis)
+    if domain.basis is not None and domain.basis not in net.bases:
+        raise CovNormError(
+            f"domain {domain.name!r}: its basis {domain.basis!r} is not in this network: load it "
+            "with net.load_basis"
+        )
+    basis = None if domain.basis is None else net.bases[domain.basis]
     record = {
         "name": domain.name,
         "classes": None if domain.classes is None else list(domain.classes),
@@ -161,8 +167,8 @@ def unpacked(
         if weights and not all(a.idle for a in adapters.values()):
             raise CovNormError("has adapters at layers whose weights it replaces")
         name = check_name(record["name"]) if name is None else name
-        domain = net.make_domain(
-            name, adapters, record["classes"], own, record["preprocessing"], weights
+        domain = make_domain(
+            net, name, adapters, record["classes"], own, record["preprocessing"], weights
         )
         domain.basis = None if basis is None else basis.name
     with records.blame(tensor_file):

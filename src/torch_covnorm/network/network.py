@@ -13,23 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from ..adapters import (
-    Adapter,
-    WeightAdapter,
-    build,
-    fresh_config,
-    padded_share,
-    shallow_copy,
-    weight_adapters,
-)
+from ..adapters import Adapter, padded_share, shallow_copy, weight_adapters
 from ..errors import CovNormError, choices
-from . import basis_files, files
+from . import basis as basis_files
+from . import files
 from .basis import Basis
-from .domain import Domain, check_name, class_names, fresh_head
+from .domain import Domain, check_name
+from .fresh import fresh_adapters, make_domain
 from .merge import merge
 from .mixed import finish, groups, run_passes
 from .modulemap import ModuleMap
-from .routing import Call, Role, RoutedHead, RoutedNorm, check_plain, plain_copy, route_
+from .routing import Call, Role, RoutedHead, RoutedNorm, check_plain, route_
 from .sites import Layer, Site, SitePredicate, find_head, find_norms, find_sites, weight_layers
 
 
@@ -107,52 +101,12 @@ class MultiDomainNetwork(nn.Module):
             preprocessing = copy.deepcopy(given) if isinstance(given, dict) else None
         layers = weight_layers(self.backbone, adapter, self.head_name)
         weights = weight_adapters(adapter, layers)
-        self.domains[name] = self.make_domain(name, adapters, classes, own, preprocessing, weights)
+        self.domains[name] = make_domain(self, name, adapters, classes, own, preprocessing, weights)
         return self.domain(name)
 
     def fresh_adapters(self, adapter: str, rank: int | float | None = None) -> dict[str, Adapter]:
         """Return untrained adapters for every site; arguments as for `add_domain`."""
-        adapters = {}
-        for site in self.sites.values():
-            config = fresh_config(adapter, site.d_in, site.d_out, site.norm_behind is None, rank)
-            adapters[site.name] = build(config, site.spatial, site.d_in, site.d_out, site.name)
-        return adapters
-
-    def make_domain(
-        self,
-        name: str,
-        adapters: dict[str, Adapter],
-        classes: Sequence[str] | int | None,
-        own: nn.Module | None,
-        preprocessing: Any,
-        weights: Mapping[str, WeightAdapter] | None = None,
-    ) -> Domain:
-        """Return a new domain that is not yet in the network."""
-        names = class_names(classes)
-        head = None
-        if self.head_name is not None and names is not None:
-            head = fresh_head(self._layer(self.head_name), len(names))
-        elif self.head_name is not None and own is None:
-            raise CovNormError(
-                f"domain {name!r} needs a head: give classes= (names or a number) or an own= "
-                "module, or build the network with head=None"
-            )
-        elif self.head_name is None and own is None and isinstance(classes, int):
-            raise CovNormError(
-                f"domain {name!r}: {classes} classes, but this network has no head. Name the layer "
-                "with MultiDomainNetwork(…, head=name), or give own=."
-            )
-        norms = {
-            role.name: plain_copy(layer).requires_grad_(True)
-            for layer, role in self._roles.items()
-            if isinstance(role, RoutedNorm)
-        }
-        anchor = self._layer(next(iter(self.sites))).weight
-        domain = Domain(name, adapters, norms, head, names, own, preprocessing, weights)
-        for part in (domain.adapters, domain.head, domain.own):  # norms keep the backbone's dtype
-            if part is not None:
-                part.to(anchor.device, anchor.dtype)
-        return domain.train(self.training)
+        return fresh_adapters(self.sites, adapter, rank)
 
     def copy_domain(self, name: str, new: str) -> Domain:
         """Copy a domain under another name. A shared basis stays shared."""
@@ -389,9 +343,6 @@ class MultiDomainNetwork(nn.Module):
         if users:
             raise CovNormError(f"basis {name!r} is used by {', '.join(users)}: remove them first")
         del self.bases[name]
-
-    def _layer(self, name: str) -> Layer:
-        return cast(Layer, self.backbone.get_submodule(name))
 
     def _check_new(self, name: str) -> None:
         if check_name(name) in self.domains:

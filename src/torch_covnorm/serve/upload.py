@@ -13,7 +13,7 @@ from ..ecology import Ecology
 from ..ecology.measure import sizes
 from ..ecology.store import Details
 from ..errors import CovNormError
-from ..network.basis_files import RECORD as BASIS
+from ..network.basis import RECORD as BASIS
 from ..records import blame
 from .catalog import check_servable
 
