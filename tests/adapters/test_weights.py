@@ -1,4 +1,4 @@
-"""Weights of a domain's own (FNFT), and masks on the backbone's (Piggyback)."""
+"""Domains that replace weights: copies (FNFT) and masks (Piggyback)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ KINDS = ("own", "mask")
 
 
 def make(name: str, *kinds: str, shaken: bool = False) -> cn.MultiDomainNetwork:
-    """In eval mode, a domain a kind: fresh, or shaken, which masks a third of the weights."""
+    """In eval mode, one domain per kind: new, or shaken, which masks a third of the weights."""
     torch.manual_seed(0)
     backbone = ALL[name][0]()
     zoo.shake_(backbone)
@@ -87,7 +87,7 @@ def batch(name: str, n: int = 4) -> torch.Tensor:
 
 
 def plain_copy(name: str, net: cn.MultiDomainNetwork, domain: str) -> nn.Module:
-    """The backbone that was never wrapped, the domain's head put in."""
+    """The backbone without a network around it, with the domain's head."""
     plain = ALL[name][0]()
     plain.load_state_dict(net.backbone.state_dict())
     plain.set_submodule(net.head_name, copy.deepcopy(net.domains[domain].head))
@@ -133,7 +133,7 @@ def test_training_own_weights_is_training_a_plain_copy_and_leaves_no_parameter_o
 
 
 def test_scores_take_the_gradient_of_the_masked_weight_straight_through():
-    """dL/dscores = dL/dW' ∘ W, for masked weights too: that is how they come back."""
+    """dL/dscores = dL/dW' ∘ W, also for masked weights: so they can return."""
     conv, hidden = nn.Conv2d(3, 4, 3), nn.Linear(16, 6)
     layers = conv, nn.ReLU(), nn.Flatten(), hidden, nn.ReLU(), nn.Linear(6, 2)
     net = cn.MultiDomainNetwork(nn.Sequential(*layers))
@@ -155,7 +155,7 @@ def test_scores_take_the_gradient_of_the_masked_weight_straight_through():
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_mask_has_a_gradient_and_shows_in_the_answers(name):
-    """nn.MultiheadAttention and some of timm's attentions read a layer's weight past the layer."""
+    """nn.MultiheadAttention and some attentions of timm read a weight without calling the layer."""
     net, x = make(name, "mask"), batch(name)
     net(x, domain="mask").square().sum().backward()
     weights = net.domains["mask"].weights
@@ -252,7 +252,7 @@ def _tensor(key, change):
     return {"tensors": lambda t: t.__setitem__(key, change(t[key]))}
 
 
-FORGERIES = {  # of domains on domain_files.backbone: (kind, edit, does the record bear the blame)
+FORGERIES = {  # of domains on domain_files.backbone: (kind, edit, does the error name the record)
     "unknown layer": ("own", _set("99", "own"), True),
     "unknown kind": ("own", _set("0", "halved"), True),
     "mask on a layer without weights": ("mask", _set("2", "mask"), True),
@@ -277,7 +277,7 @@ def test_forged_weights_are_refused_and_the_file_is_named(what, tmp_path):
 
 
 class Scaled(nn.Sequential):
-    """A backbone with further arguments: one row a sample, or one for all."""
+    """A backbone with further arguments: one row per sample, or one for all."""
 
     def forward(self, x, gain, factor, *, shift, act):
         return self[1](act(self[0](x * gain + shift) * factor))

@@ -1,4 +1,4 @@
-"""Domains stored as whole numbers with a scale a row."""
+"""Domains stored as whole numbers with one scale per row."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_domain_in_int8_is_a_third_of_float32_and_answers_nearly_alike(tmp_pat
     assert {v.dtype for v in stored.values()} >= {torch.int8, torch.float16}
     again = net.save_domain("small", tmp_path / "again", torch.int8)
     twice = load_file(tensor_file(again))
-    for name, tensor in stored.items():  # what was rounded once stays
+    for name, tensor in stored.items():  # rounding twice changes nothing
         if tensor.dtype == torch.int8:
             assert torch.equal(twice[name], tensor)
 

@@ -1,4 +1,4 @@
-"""Guarantee 6: a mixed batch equals every sample run alone under its own domain."""
+"""Guarantee 6: a mixed batch equals each sample run separately with its domain."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_any_order_duplicates_ranks_and_heads(data):
     net = zoo.network(name, kinds=())
     x = zoo.ZOO[name][1](6)
     kinds = data.draw(st.lists(st.sampled_from(zoo.KINDS), min_size=1, max_size=4))
-    kinds += data.draw(st.sampled_from([[], ["own"], ["mask"]]))  # as a further pass
+    kinds += data.draw(st.sampled_from([[], ["own"], ["mask"]]))  # runs as a separate pass
     for i, kind in enumerate(kinds):
         rank = data.draw(st.integers(1, 9)) if kind in ("residual", "parallel") else None
         classes = data.draw(st.integers(1, 6))
