@@ -140,9 +140,7 @@ class LowRankMap(LinearMap):
     def of(cls, spatial: bool, C: Tensor, W: Tensor, bias: Tensor) -> LowRankMap:
         """Return the map with these factors, in the dtype of the bias."""
         new = cls(spatial, W.shape[1], len(C), len(W)).to(bias)
-        with torch.no_grad():
-            for parameter, value in ((new.W, W), (new.C, C), (new.bias, bias)):
-                parameter.copy_(value)
+        new.load_state_dict({"W": W, "C": C, "bias": bias})
         return new
 
     @property
@@ -171,11 +169,8 @@ class CovNormMap(LinearMap):
         """Return the map of eq. 8 with these factors, in their dtype."""
         (kx, d_in), (d_out, ky) = factors.W.shape, factors.C.shape
         new = cls(spatial, d_in, d_out, kx, ky).to(factors.W)
-        with torch.no_grad():
-            for name in ("W", "M", "C"):
-                getattr(new, name).copy_(getattr(factors, name))
-            new.mu_x.copy_(factors.mu_x)
-            new.bias.copy_(factors.mu_y)
+        W, M, C, mu_x, mu_y = factors.W, factors.M, factors.C, factors.mu_x, factors.mu_y
+        new.load_state_dict({"W": W, "M": M, "C": C, "mu_x": mu_x, "bias": mu_y})
         return new
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +31,8 @@ def scale_shift(norms: Sequence[nn.Module], d: int, like: Tensor) -> tuple[Tenso
     if not any(isinstance(n, _BatchNorm) for n in norms):
         return like.new_ones(len(norms), d), like.new_zeros(len(norms), d)
     one, zero = like.new_ones(d), like.new_zeros(d)
-    gamma, beta, mean, var, eps = zip(*(_statistics(n, one, zero) for n in norms), strict=True)
-    shared: float | Tensor = eps[0] if len(set(eps)) == 1 else like.new_tensor(eps)[:, None]
-    return _affine(_stack(gamma), _stack(beta), _stack(mean), _stack(var), shared)
+    *rows, eps = zip(*(_statistics(n, one, zero) for n in norms), strict=True)
+    return _affine(rows, eps[0] if len(set(eps)) == 1 else like.new_tensor(eps)[:, None])
 
 
 def scale_shifts(
@@ -52,22 +51,17 @@ def scale_shifts(
     for domain in norms:
         parts = [_statistics(domain[n], *f) for n, f in zip(names, filler, strict=True)]
         rows.append([torch.cat(column) for column in list(zip(*parts, strict=True))[:4]])
-    gamma, beta, mean, var = (_stack(column) for column in zip(*rows, strict=True))
     eps = torch.cat([one * norms[0][n].eps for n, (one, _) in zip(names, filler, strict=True)])
-    scale, shift = _affine(gamma, beta, mean, var, eps)
+    scale, shift = _affine(zip(*rows, strict=True), eps)
     pieces = zip(scale.split(sizes, 1), shift.split(sizes, 1), strict=True)
     return dict(zip(names, pieces, strict=True))
 
 
-def _affine(
-    gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, eps: float | Tensor
-) -> tuple[Tensor, Tensor]:
+def _affine(columns: Iterable[Sequence[Tensor]], eps: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return scale and shift (G, d) from G vectors of each of gamma, beta, mean and variance."""
+    gamma, beta, mean, var = (c[0][None] if len(c) == 1 else torch.stack(tuple(c)) for c in columns)
     scale = gamma * (var + eps).rsqrt()
     return scale, beta - mean * scale
-
-
-def _stack(vectors: tuple[Tensor, ...]) -> Tensor:
-    return vectors[0][None] if len(vectors) == 1 else torch.stack(vectors)
 
 
 def _statistics(

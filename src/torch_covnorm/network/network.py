@@ -206,7 +206,7 @@ class MultiDomainNetwork(nn.Module):
                 return run_passes(self.forward, names, passes, args, kwargs, as_list)
         call = Call(self._roles, domains, places, self._neutral_norms)
         try:
-            with call.under_way():
+            with call.current():
                 out = call.backbone(self.backbone)(*args, **kwargs)
         except (RuntimeError, ValueError, IndexError) as error:
             self._explain(error, args)

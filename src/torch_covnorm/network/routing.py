@@ -12,7 +12,7 @@ import copy
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -92,13 +92,17 @@ def _routed_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def stepwise() -> Iterator[None]:
-    """Inside, adapters run module by module in eval mode too, so hooks see B1, A and B2."""
-    token = _STEPWISE.set(True)
+def _setting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _STEPWISE.reset(token)
+        variable.reset(token)
+
+
+def stepwise() -> contextlib.AbstractContextManager[None]:
+    """Inside, adapters run module by module in eval mode too, so hooks see B1, A and B2."""
+    return _setting(_STEPWISE, True)
 
 
 @contextlib.contextmanager
@@ -114,6 +118,7 @@ def eval_mode(*modules: nn.Module) -> Iterator[None]:
             m.training = mode
 
 
+@dataclass
 class Call:
     """One forward pass.
 
@@ -122,33 +127,23 @@ class Call:
     subclasses, what they do apart from normalising.
     """
 
-    def __init__(
-        self,
-        roles: Mapping[nn.Module, Role],
-        domains: Sequence[Domain],
-        places: list[int] | None,
-        neutral: Mapping[str, nn.Module],
-    ) -> None:
-        self.roles = roles
-        self.domains = domains
-        self.places = places
-        self.neutral = neutral
-        self.index: Tensor | None = None
-        self.scale_shifts: dict[str, tuple[Tensor, Tensor]] = {}
-        known = [d.prepared for d in domains if d.prepared is not None]
-        ready = len(known) == len(domains) and not torch.is_grad_enabled()
+    roles: Mapping[nn.Module, Role]
+    domains: Sequence[Domain]
+    places: list[int] | None
+    neutral: Mapping[str, nn.Module]
+    index: Tensor | None = None  # `places` on the device
+    scale_shifts: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        known = [d.prepared for d in self.domains if d.prepared is not None]
+        ready = len(known) == len(self.domains) and not torch.is_grad_enabled()
         self.prepared = known if ready else []
         # No gathering is needed if every domain has exactly one sample, in order.
-        self.gathers = places is not None and places != list(range(len(domains)))
+        self.gathers = self.places not in (None, list(range(len(self.domains))))
 
-    @contextlib.contextmanager
-    def under_way(self) -> Iterator[None]:
+    def current(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the routed layers use this call."""
-        token = _CALL.set(self)
-        try:
-            yield
-        finally:
-            _CALL.reset(token)
+        return _setting(_CALL, self)
 
     def backbone(self, module: nn.Module) -> nn.Module:
         """Return the backbone for this call: itself, or a shallow copy with the domain's weights.
