@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import glob
+import graphlib
 import importlib
 import re
 import shlex
@@ -56,6 +57,49 @@ def test_imports_flow_one_way():
         module = parts[0].removesuffix(".py")
         for imported in imports(file) - {module}:
             assert FLOW.index(imported) < FLOW.index(module), f"{module} imports {imported}"
+
+
+def module_imports(source: Path) -> dict[str, set[str]]:
+    """{module: modules of the same package that it imports when it is loaded, or for types}."""
+    modules = {
+        ".".join(f.relative_to(source).with_suffix("").parts): f for f in source.rglob("*.py")
+    }
+    graph: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        statements, graph[module] = list(ast.parse(file.read_text()).body), set()
+        for node in statements:  # grows while it is read: `if` and `try`, but no function bodies
+            if isinstance(node, ast.If | ast.Try):
+                statements += [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)]
+            if isinstance(node, ast.ImportFrom) and node.level:
+                package = module.split(".")[: -node.level]
+                path = [*package, *(node.module.split(".") if node.module else [])]
+                for name in node.names:
+                    wanted = ([*path, name.name], path, [*path, "__init__"])
+                    found = [m for m in (".".join(w) for w in wanted) if m in modules]
+                    graph[module].update(found[:1])
+    return graph
+
+
+def test_no_module_imports_itself_in_a_circle_not_even_for_types():
+    graph = module_imports(SOURCE)
+    assert {"network.files", "network.basis", "errors"} <= graph["network.network"]
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError
+
+
+@pytest.mark.parametrize("types_only", [False, True])
+def test_control_a_circle_of_imports_is_seen(types_only, tmp_path):
+    (tmp_path / "inner").mkdir()
+    line = "from .inner import b\n"
+    guarded = f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {line}"
+    (tmp_path / "a.py").write_text(guarded if types_only else line)
+    (tmp_path / "inner" / "__init__.py").write_text("")
+    (tmp_path / "inner" / "b.py").write_text("from ..c import x\n")
+    (tmp_path / "c.py").write_text("def x():\n    from .a import y\n")  # when called: no circle
+    list(graphlib.TopologicalSorter(module_imports(tmp_path)).static_order())
+    (tmp_path / "c.py").write_text("from .a import y\n")
+    with pytest.raises(graphlib.CycleError) as error:
+        list(graphlib.TopologicalSorter(module_imports(tmp_path)).static_order())
+    assert set(error.value.args[1]) == {"a", "inner.b", "c"}
 
 
 def test_the_page_for_contributors_names_every_module():

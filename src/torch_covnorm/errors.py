@@ -8,21 +8,21 @@ from collections.abc import Iterable, Iterator
 
 
 class CovNormError(ValueError):
-    """Bad input. The message names the site, file or value that is wrong, and the remedy."""
+    """Bad input. The message names the site, file or value, and what to do."""
 
 
 class CovNormWarning(UserWarning):
-    """Something works but costs more than the caller may expect."""
+    """Something works, but may cost more than the caller expects."""
 
 
 def choices(value: object, options: Iterable[str]) -> str:
-    """``did you mean 'vgg16'?`` or the list of what there is; for the end of an error message."""
+    """Return the end of an error message: ``did you mean 'vgg16'?`` or the list of options."""
     names = sorted(options)
     close = difflib.get_close_matches(str(value), names, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-    return f"choose one of: {shown}" if names else "there is none yet"
+    return f"choose one of: {shown}" if names else "none exists yet"
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""A record on disk: JSON with a checksum, and the one safetensors file that it names by content.
+"""A record on disk: JSON with a checksum, and a safetensors file named by its content.
 
-The JSON is replaced last, so a reader finds the old record or the new one, whatever happens in
-between. Nothing is pickled.
+The JSON is replaced last, so a reader sees either the old record or the new one, whatever happens
+in between. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEMPORARY = re.compile(r"\.(tensors-[0-9a-f]{16}\.safetensors|\w+\.json)\.[0-9a-
 
 
 def write(file: Path, format_: str, record: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Write a record's two files; the same record gives the same bytes."""
+    """Write the two files of a record. Equal records give equal bytes."""
     folder = file.parent
     blob = safetensors.torch.save(tensors)
     digest = hashlib.sha256(blob).hexdigest()
@@ -41,31 +41,32 @@ def write(file: Path, format_: str, record: dict[str, Any], tensors: dict[str, T
     for path, data in ((folder / record["tensors"]["file"], blob), (file, text)):
         with blame(path):
             write_file(path, data)
-    _clear(folder)
+    _remove_leftovers(folder)
 
 
-def _clear(folder: Path) -> None:
-    """Of earlier writes, killed ones among them, what no record names any more."""
-    there = list(folder.iterdir())
+def _remove_leftovers(folder: Path) -> None:
+    """Remove files of earlier or interrupted writes that no record names any more."""
+    files = list(folder.iterdir())
     with blame(folder):
-        records = [f.read_text(errors="replace") for f in there if f.suffix == ".json"]
+        records = [f.read_text(errors="replace") for f in files if f.suffix == ".json"]
     named = {name for text in records for name in TENSORS.findall(text)}
-    for old in there:
-        left = TENSORS.fullmatch(old.name) or TEMPORARY.fullmatch(old.name)
-        if left and old.name not in named:
-            old.unlink(missing_ok=True)
+    for file in files:
+        ours = TENSORS.fullmatch(file.name) or TEMPORARY.fullmatch(file.name)
+        if ours and file.name not in named:
+            file.unlink(missing_ok=True)
 
 
 def read(file: Path, format_: str) -> dict[str, Any]:
-    """The JSON part, whole and of this format."""
+    """Return the checked JSON part of a record of this format."""
     with blame(file):
         return unsealed(file.read_bytes(), format_)
 
 
 def sealed(format_: str, record: dict[str, Any], indent: int | None = 1) -> bytes:
-    """A record as JSON with its format and checksum; what would not come back the same is refused.
+    """Return a record as JSON with its format and checksum.
 
-    `indent` is for human eyes; without it a large record is written several times faster.
+    Values that would not come back equal are refused. indent=None writes large records several
+    times faster.
     """
     versions = {"torch": torch.__version__, "torch_covnorm": __version__}
     record = {"format": format_, "version": VERSION, **record, "versions": versions}
@@ -79,20 +80,21 @@ def sealed(format_: str, record: dict[str, Any], indent: int | None = 1) -> byte
         same = {k: v for k, v in json.loads(text).items() if k != "checksum"} == record
         data = text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise CovNormError(f"does not fit into JSON: {error}") from None
+        raise CovNormError(f"cannot be written as JSON: {error}") from None
     if not same:
-        raise CovNormError("must be plain JSON: lists, strings as keys, no tuples")
+        raise CovNormError("must be plain JSON: use lists instead of tuples, and strings as keys")
     return data
 
 
 def unsealed(data: bytes, format_: str) -> dict[str, Any]:
-    """What `sealed` was given, checked."""
+    """Return the record from what `sealed` returned, after checking it."""
     record = json.loads(data)
     if not isinstance(record, dict) or record.get("format") != format_:
-        raise CovNormError(f"is no {format_}")
+        raise CovNormError(f"is not a {format_}")
     if record.get("version") != VERSION:
         raise CovNormError(
-            f"has version {record.get('version')}, this software reads {VERSION}: update it"
+            f"has format version {record.get('version')}, but this torch-covnorm reads version "
+            f"{VERSION}: update torch-covnorm"
         )
     if record.pop("checksum", None) != checksum(record):
         raise CovNormError("is damaged (its checksum differs): restore it from a copy")
@@ -100,27 +102,25 @@ def unsealed(data: bytes, format_: str) -> dict[str, Any]:
 
 
 def tensor_file(file: Path, record: dict[str, Any]) -> Path:
-    """The tensor file of a record: a plain file name beside it, never a path."""
+    """Return the tensor file of a record. It is in the same folder: a file name, never a path."""
     with blame(file):
         name = record["tensors"]["file"]
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CovNormError(f"tensor file {name!r} is no plain .safetensors name")
-        if not name.endswith(".safetensors"):
-            raise CovNormError(f"tensor file {name!r} is no plain .safetensors name")
+        plain = isinstance(name, str) and Path(name).name == name
+        if not plain or not name.endswith(".safetensors"):
+            raise CovNormError(f"tensor file {name!r} must be a plain file name in .safetensors")
     return file.parent / name
 
 
 def read_tensors(file: Path, record: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a record by name, as their checksum says."""
+    """Return the tensors of a record by name, after checking their checksum."""
     path = tensor_file(file, record)
     with blame(path):
-        # A length, a JSON header of names, dtypes and offsets, and raw numbers: this format has no
-        # code to run, unlike torch.load's pickles; what it does not check, its callers do.
+        # The format holds a JSON header and raw numbers, but no code, unlike torch.load's pickles.
         return safetensors.torch.load(read_whole(path, record["tensors"]["sha256"]))
 
 
 def read_whole(file: Path, sha256: str) -> bytes:
-    """The bytes of a file, as their checksum says."""
+    """Return the bytes of a file, after checking their checksum."""
     data = file.read_bytes()
     if hashlib.sha256(data).hexdigest() != sha256:
         raise CovNormError("is damaged (its checksum differs): restore it from a copy")
@@ -128,24 +128,24 @@ def read_whole(file: Path, sha256: str) -> bytes:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of tensors by name: their dtypes, shapes and bytes."""
-    found = hashlib.sha256()
+    """Return SHA-256 of tensors: names, dtypes, shapes and bytes."""
+    sha256 = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
-        found.update(flat.view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        sha256.update(flat.view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
 
 
 def checksum(record: dict[str, Any]) -> str:
-    """SHA-256 of a record's content, whatever the order of its keys."""
+    """Return SHA-256 of a record's content, independent of the order of its keys."""
     canonical = json.dumps(record, sort_keys=True, ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 @contextlib.contextmanager
 def blame(file: Path) -> Iterator[None]:
-    """Errors inside are this file's fault and name it."""
+    """Inside, errors become a CovNormError that names this file."""
     try:
         yield
     except CovNormError as error:
@@ -159,7 +159,7 @@ def blame(file: Path) -> Iterator[None]:
 
 
 def write_file(file: Path, data: bytes) -> None:
-    """All of the file or nothing: a temporary neighbour, fsync, rename, fsync of the folder."""
+    """Write a file atomically: temporary file, fsync, rename, fsync of the folder."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:

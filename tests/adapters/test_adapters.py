@@ -1,4 +1,4 @@
-"""Each adapter is what its paper writes, for every shape of layer; checked by hand-written sums."""
+"""Each adapter computes the equation of its paper, for every shape of layer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def normed(norm: nn.Module, x: Tensor, spatial: bool) -> Tensor:
 
 
 def under_the_centre(layer: nn.Module, x: Tensor) -> Tensor:
-    """The input at the kernel's centre tap, found by convolving with a kernel of a single one."""
+    """The input at the kernel's centre tap, by convolution with a kernel that has a single one."""
     if isinstance(layer, nn.Linear):
         return x
     probe = nn.Conv2d(
@@ -101,7 +101,7 @@ def test_an_adapter_is_the_equation_of_its_paper(kind, own_norm, layer_name, mon
     expected = normed(adapter.B2, expected, spatial)
     torch.testing.assert_close(adapter(layer, x), expected, rtol=1e-4, atol=1e-4)
     folded = fold([adapter], 6, 8, layer.weight)
-    # Through the activations, and through the weight, which for a grouped layer is never the way.
+    # Through the activations, and through the weight, which is never done for a grouped layer.
     for cheaper in (False, getattr(layer, "groups", 1) == 1):
         monkeypatch.setattr(infer, "merging_is_cheaper", lambda *_, answer=cheaper: answer)
         out = run_folded(layer, x, folded, None)

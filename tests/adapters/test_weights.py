@@ -1,13 +1,11 @@
-"""Weights of a domain's own (FNFT), and masks on the backbone's (Piggyback)."""
+"""Domains that replace weights: copies (FNFT) and masks (Piggyback)."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import json
-import random
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ import torch.nn.functional as F
 import zoo
 from domain_files import RECORD, assert_refused, forge, tensor_file
 from domain_files import network as saved_network
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -74,7 +72,7 @@ KINDS = ("own", "mask")
 
 
 def make(name: str, *kinds: str, shaken: bool = False) -> cn.MultiDomainNetwork:
-    """In eval mode, a domain a kind: fresh, or shaken, which masks a third of the weights."""
+    """In eval mode, one domain per kind: new, or shaken, which masks a third of the weights."""
     torch.manual_seed(0)
     backbone = ALL[name][0]()
     zoo.shake_(backbone)
@@ -89,7 +87,7 @@ def batch(name: str, n: int = 4) -> torch.Tensor:
 
 
 def plain_copy(name: str, net: cn.MultiDomainNetwork, domain: str) -> nn.Module:
-    """The backbone that was never wrapped, the domain's head put in."""
+    """The backbone without a network around it, with the domain's head."""
     plain = ALL[name][0]()
     plain.load_state_dict(net.backbone.state_dict())
     plain.set_submodule(net.head_name, copy.deepcopy(net.domains[domain].head))
@@ -135,7 +133,7 @@ def test_training_own_weights_is_training_a_plain_copy_and_leaves_no_parameter_o
 
 
 def test_scores_take_the_gradient_of_the_masked_weight_straight_through():
-    """dL/dscores = dL/dW' ∘ W, for masked weights too: that is how they come back."""
+    """dL/dscores = dL/dW' ∘ W, also for masked weights: so they can return."""
     conv, hidden = nn.Conv2d(3, 4, 3), nn.Linear(16, 6)
     layers = conv, nn.ReLU(), nn.Flatten(), hidden, nn.ReLU(), nn.Linear(6, 2)
     net = cn.MultiDomainNetwork(nn.Sequential(*layers))
@@ -157,7 +155,7 @@ def test_scores_take_the_gradient_of_the_masked_weight_straight_through():
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_mask_has_a_gradient_and_shows_in_the_answers(name):
-    """nn.MultiheadAttention and some of timm's attentions read a layer's weight past the layer."""
+    """nn.MultiheadAttention and some attentions of timm read a weight without calling the layer."""
     net, x = make(name, "mask"), batch(name)
     net(x, domain="mask").square().sum().backward()
     weights = net.domains["mask"].weights
@@ -254,7 +252,7 @@ def _tensor(key, change):
     return {"tensors": lambda t: t.__setitem__(key, change(t[key]))}
 
 
-FORGERIES = {  # of domains on domain_files.backbone: (kind, edit, does the record bear the blame)
+FORGERIES = {  # of domains on domain_files.backbone: (kind, edit, does the error name the record)
     "unknown layer": ("own", _set("99", "own"), True),
     "unknown kind": ("own", _set("0", "halved"), True),
     "mask on a layer without weights": ("mask", _set("2", "mask"), True),
@@ -278,28 +276,8 @@ def test_forged_weights_are_refused_and_the_file_is_named(what, tmp_path):
     assert_refused(folder, RECORD if record else tensor_file(folder).name)
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.data())
-def test_a_mixed_batch_with_own_weights_equals_its_samples_alone(data):
-    """Any kinds and order; heads of different size, and modules of a domain's own behind them."""
-    name = data.draw(st.sampled_from(zoo.SMALL))
-    net = zoo.network(name, kinds=())
-    kinds = data.draw(st.lists(st.sampled_from(zoo.KINDS), min_size=1, max_size=3))
-    for i, kind in enumerate((*kinds, data.draw(st.sampled_from(KINDS)))):
-        classes = data.draw(st.integers(1, 5))
-        own = nn.Linear(classes, data.draw(st.integers(1, 4))) if data.draw(st.booleans()) else None
-        zoo.shake_(net.add_domain(f"d{i}", classes, kind, own=own))
-    net.eval()
-    names = data.draw(st.lists(st.sampled_from(list(net.domains)), min_size=6, max_size=6))
-    x = batch(name, 6)
-    with torch.no_grad():
-        mixed = net(x, domain=names)
-        alone = [net(x[i : i + 1], domain=n)[0] for i, n in enumerate(names)]
-    assert all(zoo.close(a, b) for a, b in zip(mixed, alone, strict=True))
-
-
 class Scaled(nn.Sequential):
-    """A backbone with further arguments: one row a sample, or one for all."""
+    """A backbone with further arguments: one row per sample, or one for all."""
 
     def forward(self, x, gain, factor, *, shift, act):
         return self[1](act(self[0](x * gain + shift) * factor))
@@ -322,25 +300,6 @@ def test_tensor_arguments_are_split_with_the_batch_and_others_pass():
     for i, name in enumerate(names):
         assert zoo.close(mixed[i], run(slice(i, i + 1), name)[0])
         assert not zoo.close(mixed[i], run(slice(i, i + 1), names[i - 1])[0])  # control
-
-
-def test_sixteen_threads_answer_as_one():
-    name = "convnet with norms"
-    net, x = zoo.network(name), batch(name, 3)
-    with torch.no_grad():
-        serial = {kind: net(x, domain=kind) for kind in zoo.KINDS}
-
-    @torch.no_grad()
-    def ask(seed: int) -> None:
-        draw = random.Random(seed)
-        for _ in range(15):
-            names = [draw.choice((*KINDS, *zoo.KINDS)) for _ in range(3)]
-            assert torch.equal(net(x, domain=names[0]), serial[names[0]])
-            mixed = net(x, domain=names)
-            assert all(zoo.close(mixed[i], serial[n][i]) for i, n in enumerate(names))
-
-    with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(ask, range(16))) == [None] * 16  # raises what a thread raised
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -46,7 +46,7 @@ def flipped(blob, bit):
 
 
 def test_without_the_checksum_a_flipped_payload_bit_would_load_silently(folder, monkeypatch):
-    """Negative control: safetensors does not notice, so it is our check that does."""
+    """Negative control: safetensors does not notice, only our check does."""
     file = tensor_file(folder)
     file.write_bytes(flipped(file.read_bytes(), 8 * file.stat().st_size - 12))
     assert "checksum" in assert_refused(folder, file.name)

@@ -1,4 +1,4 @@
-"""Guarantee 13: hostile files whose every checksum fits are refused, and the network stays."""
+"""Guarantee 13: hostile files with valid checksums are refused, and the network stays the same."""
 
 import copy
 import json
@@ -24,11 +24,11 @@ from domain_files import (
 import torch_covnorm as cn
 from torch_covnorm.network import files
 
-# ── attacks: every checksum fits ────────────────────────────────────────────────────────────────
+# ── attacks: all checksums are valid ───────────────────────────────────────────────────────────
 
 
 def test_a_record_that_is_sealed_again_unchanged_loads(folder):
-    """Control of the attacks below: what refuses them is not the checksum."""
+    """Control of the attacks below: it is not the checksum that refuses them."""
     forge(folder, record=dict.copy, tensors=dict.copy)
     net = reader()
     net.load_domain(folder)
@@ -114,7 +114,7 @@ def test_an_adapter_whose_map_does_not_fit_its_kind_is_refused(edit, without, fo
 
 
 def raw(header, payload=b""):
-    """The bytes of a safetensors file with a header of one's own."""
+    """The bytes of a safetensors file with this header."""
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + payload
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import torch_covnorm as cn
 from torch_covnorm.backbones import VGG16
-from torch_covnorm.network.accounting import KINDS, denominators
+from torch_covnorm.network.accounting import CATEGORIES, denominators
 
 # zoo.TinyConvNet by hand: site → (d_in, d_out, weights, biases)
 LAYERS = {
@@ -26,11 +26,11 @@ LAYERS = {
 D_OUT = [d_out for _, d_out, _, _ in LAYERS.values()]
 CLASSES = 4
 HEAD = 8 * CLASSES + CLASSES
-NETS = {"convnet": False, "convnet with norms": True}  # name → norms behind the layers
+NETS = {"convnet": False, "convnet with norms": True}  # name → whether norms follow the layers
 
 
 def network(name="convnet", kinds=("residual",), **arguments):
-    """A shaken domain a kind, all with as many classes, and images to collect on."""
+    """One shaken domain per kind, all with the same number of classes, and images to collect on."""
     net = zoo.network(name, kinds=())
     for kind in kinds:
         net.add_domain(kind, **{"classes": CLASSES, "adapter": kind} | arguments)
@@ -39,24 +39,24 @@ def network(name="convnet", kinds=("residual",), **arguments):
 
 
 def by_kind(**parameters):
-    return dict.fromkeys(KINDS, 0) | parameters
+    return dict.fromkeys(CATEGORIES, 0) | parameters
 
 
 def weight_of(folder):
-    """Bytes of the tensors in a folder's file: all of it behind the header."""
+    """Bytes of the tensors in a folder's file: everything after the header."""
     (file,) = folder.glob("*.safetensors")
     blob = file.read_bytes()
     return len(blob) - 8 - int.from_bytes(blob[:8], "little")
 
 
 def norms(count_of_layers):
-    """(parameters, bytes) of so many BatchNorms a layer: affine, statistics and counter."""
+    """(parameters, bytes) of that many BatchNorms per layer: affine, statistics and counter."""
     parameters = count_of_layers * sum(2 * d for d in D_OUT)
     return parameters, 4 * parameters + count_of_layers * sum(2 * 4 * d + 8 for d in D_OUT)
 
 
 def norms_behind(kind, behind):
-    """How many BatchNorms of this layer's width a kind of adapter ships at every site."""
+    """How many BatchNorms of the layer's width a domain of this kind has at every site."""
     B1 = kind in ("residual", "lowrank")
     B2 = not behind and kind in ("residual", "lowrank", "parallel", "batchnorm")
     return B1 + B2 + behind
@@ -99,7 +99,7 @@ def test_each_kind_costs_what_the_sites_dimensions_say_and_what_its_file_weighs(
         bias=4 * bias,
         norm=norm_bytes,
         head=4 * HEAD,
-        mask=sum(-(-b // 8) for b in bits),  # every layer packed apart
+        mask=sum(-(-b // 8) for b in bits),  # every layer is packed separately
     )
     assert account.total == sum(account.parameters.values())
     assert account.total_bytes == weight_of(net.save_domain(kind, tmp_path))
@@ -167,7 +167,7 @@ def test_a_module_of_the_domains_own_is_counted_apart(tmp_path):
 
 
 def test_statistics_of_a_module_of_the_domains_own_weigh_too(tmp_path):
-    """A BatchNorm behind the backbone: its running statistics are in the file."""
+    """A BatchNorm after the backbone: its running statistics are in the file."""
     net, _ = network(classes=None, own=nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2)))
     account = cn.account(net, "residual")
     assert account.parameters["own"] == 2 * 8 + (8 * 2 + 2)
@@ -210,7 +210,7 @@ def test_what_joint_domains_share_is_counted_once(kind, tmp_path):
         head=2 * 4 * HEAD,
         shared=4 * (shared + centres),
     )
-    # The basis's file has the moments beside: n and images, mean, scatter of x and of y.
+    # The file of the basis also has the moments: n and images, mean, scatter of x and of y.
     moments = sum(8 * (2 + d + d * d) for side in (d_in.values(), d_out.values()) for d in side)
     folders = [net.save_domain(n, tmp_path / n) for n in "ab"]
     basis = weight_of(net.save_basis("joint", tmp_path / "basis"))
@@ -325,7 +325,7 @@ def test_a_share_is_of_the_kinds_and_the_denominator_that_are_named():
     p, of = account.parameters, account.denominators
     assert account.share() == (p["adapter"] + p["shared"]) / of["network"]
     assert account.share("ra", ["norm", "head"]) == (p["norm"] + p["head"]) / of["ra"]
-    assert account.share("convolutions", KINDS) == account.total / of["convolutions"]
+    assert account.share("convolutions", CATEGORIES) == account.total / of["convolutions"]
     assert of["convolutions"] == matrices("own")
     assert of["network"] == matrices("own") + 8 * 5 + 5
     assert of["ra"] == matrices("residual")
@@ -346,8 +346,8 @@ def test_a_network_without_convolutions_has_no_share_of_them():
     [
         (lambda net: cn.account(net, "residul"), "unknown domain 'residul'"),
         (lambda net: cn.account(net, ["residual", "x"]), "unknown domain 'x'"),
-        (lambda net: cn.account(net, []), "each once"),
-        (lambda net: cn.account(net, ["residual", "residual"]), "each once"),
+        (lambda net: cn.account(net, []), "each only once"),
+        (lambda net: cn.account(net, ["residual", "residual"]), "each only once"),
         (lambda net: cn.account(net, "residual").share("backbone"), "of='backbone'.*network"),
         (lambda net: cn.account(net, "residual").share(kinds=["A"]), "kind 'A'.*adapter"),
     ],

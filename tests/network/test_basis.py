@@ -43,7 +43,7 @@ def test_joint_svd_shares_one_frozen_W_and_gives_each_domain_its_C(name, kind, r
 
 
 def shared(kind, M="closed-form", seed=0):
-    """a and b on a basis of this kind; its name."""
+    """Domains a and b on a basis, a batch, and the name of the basis."""
     net, x = network(seed=seed)
     if kind == "svd":
         return net, x, cn.join_svd_(net, ["a", "b"], 3).name
@@ -99,7 +99,9 @@ def test_basis_and_domains_come_back_in_another_network_to_the_bit(kind, M, tmp_
     folder, domain = net.save_basis(basis, tmp_path / "basis"), net.save_domain("a", tmp_path / "a")
     other = network()[0]
     other.remove_domain("a")
-    assert_refused(other, "domain.json.*load_basis it first", domain, do=type(net).load_domain)
+    assert_refused(
+        other, "domain.json.*call net.load_basis first", domain, do=type(net).load_domain
+    )
     loaded = other.load_basis(folder)
     other.load_domain(domain)
     old = net.basis(basis)
@@ -117,7 +119,7 @@ def test_basis_and_domains_come_back_in_another_network_to_the_bit(kind, M, tmp_
 
 def test_basis_and_domain_in_one_folder_leave_each_other_alone(tmp_path):
     net, _, basis = shared("cov")
-    for _ in range(2):  # the second time over what is there
+    for _ in range(2):  # the second time over existing files
         net.save_domain("a", tmp_path)
         net.save_basis(basis, tmp_path)
         with torch.no_grad():
@@ -126,7 +128,7 @@ def test_basis_and_domain_in_one_folder_leave_each_other_alone(tmp_path):
     other.remove_domain("a")
     other.load_basis(tmp_path)
     other.load_domain(tmp_path)
-    assert len(list(tmp_path.glob("tensors-*"))) == 2  # nothing of the first time
+    assert len(list(tmp_path.glob("tensors-*"))) == 2  # nothing is left of the first time
 
 
 def test_another_basis_of_the_same_name_or_backbone_is_refused(tmp_path):
@@ -137,7 +139,7 @@ def test_another_basis_of_the_same_name_or_backbone_is_refused(tmp_path):
     folder = net.save_domain("a", tmp_path / "a")
     assert_refused(
         other,
-        "shares the basis 'joint'.*another one of that name.*new network",
+        "shares the basis 'joint'.*another version of it.*new network",
         folder,
         do=type(net).load_domain,
     )
@@ -160,7 +162,7 @@ def test_a_damaged_basis_is_refused_by_name(kind, tmp_path):
                 file.write_bytes(blob)
             with pytest.raises(cn.CovNormError, match=file.name) as error:
                 other.load_basis(folder)
-            json = file.suffix == ".json"  # a flip there may say another format or version
+            json = file.suffix == ".json"  # a flipped bit there may give another format or version
             assert json or blob is None or "restore it from a copy" in str(error.value)
         file.write_bytes(whole)
     assert len(other.bases) == 0
@@ -190,7 +192,7 @@ def test_a_basis_whose_numbers_changed_since_is_saved_so_that_it_loads(change, t
         ((["a", "beside"],), "different kinds"),
         ((["a", "thin"],), "'thin': site '0' is already compressed"),
         ((["a", "b"], 0), "rank=0"),
-        ((["a", "b"], 2, "taken"), "basis 'taken' exists already"),
+        ((["a", "b"], 2, "taken"), "basis 'taken' already exists"),
         ((["a", "b"], 2, "Not a name"), "Not a name"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Guarantees 4 and 13: a domain's files give it back to the bit."""
+"""Guarantees 4 and 13: a domain comes back from its files to the bit."""
 
 import errno
 import json
@@ -28,7 +28,8 @@ from domain_files import (
 from torch import nn
 
 import torch_covnorm as cn
-from torch_covnorm import CovNormError, files
+from torch_covnorm import CovNormError
+from torch_covnorm.network import files
 
 # ── round trips ─────────────────────────────────────────────────────────────────────────────────
 
@@ -110,7 +111,7 @@ ODD_VALUES = {
 
 @pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES)
 def test_any_preprocessing_is_given_back_or_refused_at_once(value, tmp_path):
-    """Never a folder that save accepts and load calls damaged."""
+    """Saving never accepts what loading would call damaged."""
     net = network(preprocessing=value)
     try:
         net.save_domain("flowers", tmp_path / "a")
@@ -121,7 +122,7 @@ def test_any_preprocessing_is_given_back_or_refused_at_once(value, tmp_path):
 
 
 def test_a_class_named_by_a_folder_that_is_not_utf8_is_given_back_or_refused(tmp_path):
-    name = os.fsdecode(b"caf\xe9")  # what listing an ImageFolder from an old disk gives
+    name = os.fsdecode(b"caf\xe9")  # as in the listing of an ImageFolder from an old disk
     net = network(classes=[name, "tea"])
     try:
         net.save_domain("flowers", tmp_path / "a")
@@ -314,7 +315,7 @@ def test_a_file_in_the_place_of_the_folder_is_an_error_that_names_it(below, tmp_
 
 
 def test_a_read_only_folder_is_an_error_that_names_it():
-    """Root may write everywhere, so as root this takes the place of nobody for a moment."""
+    """Root may write everywhere, so as root this runs as `nobody` for a moment."""
     base = Path(tempfile.mkdtemp())
     base.chmod(0o755)
     net, user = network("lowrank"), os.geteuid()
@@ -340,7 +341,7 @@ def test_a_read_only_folder_is_an_error_that_names_it():
 def with_norms(changed=False):
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(5))
-    backbone(torch.randn(8, 3, 6, 6))  # it has seen something
+    backbone(torch.randn(8, 3, 6, 6))  # its running statistics are not the initial ones
     net = cn.MultiDomainNetwork(backbone.eval())
     domain = net.add_domain("a", 2)
     if changed:

@@ -49,7 +49,7 @@ def test_a_normalised_domain_merges(absorbed):
 
 
 def test_merging_adds_no_layer_and_no_cost():
-    """Same modules, same weight shapes but for the head; grouped layers alone become dense."""
+    """Same modules and weight shapes except the head; only grouped layers become dense."""
     net = zoo.network("timm resnet18", kinds=("residual",))
     merged = net.merge("residual")
     assert [n for n, _ in merged.named_modules()] == [n for n, _ in net.backbone.named_modules()]

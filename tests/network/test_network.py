@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ import zoo
 from torch import nn
 
 import torch_covnorm as cn
+from torch_covnorm.network.sites import find_head, find_sites
 
 
 def one_step(net: cn.MultiDomainNetwork, name: str, x: torch.Tensor) -> None:
@@ -92,28 +94,32 @@ def test_outside_a_call_the_backbone_is_the_plain_network():
 # ── guarantee 9: the domain is chosen per call ────────────────────────────────────────────────
 
 
-def test_sixteen_threads_with_random_domains_equal_the_serial_answers():
+@pytest.mark.parametrize("gradients", [True, False])
+def test_sixteen_threads_with_random_domains_equal_the_serial_answers(gradients):
     net = zoo.network("convnet with norms")
     net.requires_grad_(False)
-    x = torch.randn(2, 3, 16, 16)
-    serial = {k: net(x, domain=k) for k in zoo.KINDS}
-    pairs = [["residual", "conv"], ["lowrank", "parallel"]]
-    mixed = [net(x, domain=pair) for pair in pairs]
+    x = torch.randn(3, 3, 16, 16)
+    batches = [["residual", "conv", "conv"], ["lowrank", "parallel", "lowrank"]]
+    with torch.set_grad_enabled(gradients):
+        serial = {k: net(x, domain=k) for k in zoo.KINDS}
+        mixed = [net(x, domain=names) for names in batches]
     assert not torch.equal(serial["residual"], serial["conv"][:, :3])
 
-    def work(seed: int) -> bool:
+    @torch.set_grad_enabled(gradients)
+    def work(seed: int) -> None:
         draw = random.Random(seed)
-        right = True
         for _ in range(30):
             kind = draw.choice(zoo.KINDS)
-            right &= torch.equal(net(x, domain=kind), serial[kind])
+            assert torch.equal(net(x, domain=kind), serial[kind])
             i = draw.randrange(2)
-            answers = net(x, domain=pairs[i])
-            right &= all(torch.equal(a, b) for a, b in zip(answers, mixed[i], strict=True))
-        return right
+            answers = net(x, domain=batches[i])
+            assert all(torch.equal(a, b) for a, b in zip(answers, mixed[i], strict=True))
+            names = [draw.choice(("own", "mask", *zoo.KINDS)) for _ in range(3)]
+            answers = net(x, domain=names)  # weights that are replaced: more than one pass
+            assert all(zoo.close(answers[i], serial[n][i]) for i, n in enumerate(names))
 
     with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(work, range(16)))
+        assert list(pool.map(work, range(16))) == [None] * 16  # raises what a thread raised
 
 
 def test_a_call_inside_a_call_keeps_its_own_domain():
@@ -211,7 +217,7 @@ def test_parameters_as_the_paper_counts_them():
     for fc, expected in ((False, 1_810_432), (True, 35_364_864)):
         with torch.device("meta"):
             backbone = VGG16(fc)
-        sites = cn.sites.find_sites(backbone, None, cn.sites.find_head(backbone, "auto"))
+        sites = find_sites(backbone, None, find_head(backbone, "auto"))
         assert sum(s.d_out**2 for s in sites.values()) == expected
     assert sum(p.numel() for p in backbone.parameters()) == 138_357_544
     net = zoo.network("efficientnet-lite0", kinds=("residual",))
@@ -241,6 +247,53 @@ def test_a_copied_network_stands_alone():
     one_step(other, "residual", x)
     assert not torch.equal(other(x, domain="residual"), before)
     assert torch.equal(net(x, domain="residual"), before)
+
+
+@torch.no_grad()
+def test_a_network_without_domains_shares_the_backbone_and_nothing_else(tmp_path):
+    net = zoo.network("convnet with norms", kinds=("residual", "conv"))
+    x = torch.randn(2, 3, 16, 16)
+    before, folder = net(x, domain="residual"), net.save_domain("residual", tmp_path)
+    other = net.without_domains()
+    assert other.backbone is net.backbone
+    assert len(other.domains) == len(other.bases) == 0
+    domain = other.load_domain(folder, name="loaded").eval()
+    assert list(net.domains) == ["residual", "conv"]
+    assert torch.equal(other(x, domain="loaded"), before)
+    with pytest.raises(cn.CovNormError, match="unknown domain"):
+        other(x, domain="conv")
+    net.domains["loaded"] = domain
+    assert torch.equal(net(x, domain="loaded"), before)
+    assert list(net.without_domains({"shared": nn.Identity()}).bases) == ["shared"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@torch.no_grad()
+def test_an_error_restores_domains_and_bases(fails):
+    net = zoo.network("mlp", kinds=())
+    x = zoo.ZOO["mlp"][1](20)
+    for name in "abc":
+        zoo.shake_(net.add_domain(name, 3))
+    net.eval()
+    cn.join_(net, "a", {"a": cn.collect(net, "a", [x])})
+    answers, basis = {n: net(x, domain=n) for n in "abc"}, net.basis("joint")
+    with pytest.raises(KeyboardInterrupt) if fails else contextlib.nullcontext():
+        with net.restoring_on_error(["b"]):
+            cn.join_(net, "b", {"b": cn.collect(net, "b", [2 * x])})  # changes a's maps too
+            net.domain("b").head.weight.zero_()
+            net.add_domain("new", 2)
+            net.remove_domain("c")
+            cn.join_svd_(net, ["new"], 2)
+            assert not torch.equal(net(x, domain="a"), answers["a"])
+            if fails:
+                raise KeyboardInterrupt
+    assert list(net.domains) == (["a", "b", "c"] if fails else ["a", "b", "new"])
+    assert list(net.bases) == (["joint"] if fails else ["joint", "joint-svd"])
+    assert (net.basis("joint") is basis) == fails
+    assert torch.equal(net(x, domain="b"), answers["b"]) == fails
+    if fails:
+        assert all(torch.equal(net(x, domain=n), answers[n]) for n in "abc")
+        assert net.domain("b").basis is None
 
 
 # ── bad input ─────────────────────────────────────────────────────────────────────────────────
@@ -306,7 +359,7 @@ def test_a_batch_of_the_wrong_rank_or_channels_is_refused(name, shape):
 
 @pytest.mark.parametrize("domains", [["conv"], ["conv"] * 3, []])
 def test_a_domain_list_of_the_wrong_length_is_refused(domains):
-    with pytest.raises(cn.CovNormError, match="one a sample"):
+    with pytest.raises(cn.CovNormError, match="one per sample"):
         zoo.network("mlp")(torch.randn(2, 12), domain=domains)
 
 

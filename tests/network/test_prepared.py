@@ -1,4 +1,4 @@
-"""A domain that was prepared answers as before, in every batch."""
+"""A prepared domain gives the same outputs, in every batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_prepared_domain_answers_as_before_alone_and_in_any_batch(name, kinds,
     names = [f"d{i % len(kinds)}" for i in (2, 0, 1, 1, 3, 5)]
     before = {d: net(x, domain=d) for d in set(names)}
     mixed = net(x, domain=names)
-    for d in sorted(set(names))[:-1]:  # not all: then they are run as if none was
+    for d in sorted(set(names))[:-1]:  # not all of them: then none is used as prepared
         net.prepare_(d)
     torch.testing.assert_close(net(x, domain=names), mixed)
     net.prepare_(max(names))
@@ -48,7 +48,7 @@ def test_what_was_prepared_is_used_and_training_forgets_it():
         net.prepare_("d0")
         net.prepare_("d1")
         next(iter(net.domain("d0").maps.values())).A.add_(1)
-        assert torch.equal(net(x, domain=["d0", "d1"] * 3), before), "it is not computed anew"
+        assert torch.equal(net(x, domain=["d0", "d1"] * 3), before), "it is not computed again"
         net.train_domain("d0")
         net.eval()
         assert net.domain("d0").prepared is None
@@ -88,7 +88,7 @@ def test_weights_of_its_own_stay_with_a_domain_that_only_answers(method):
 def test_gradients_through_weights_of_its_own_are_refused_too():
     net, x = network("convnet with norms", ["own"])
     net.prepare_("d0", only=True)
-    with pytest.raises(cn.CovNormError, match="load it anew"):
+    with pytest.raises(cn.CovNormError, match="Reload it"):
         net(x, domain="d0")
 
 
@@ -112,7 +112,7 @@ def test_a_domain_that_only_answers_is_smaller_and_refuses_all_else(tmp_path):
     before = net.domain("d0").bytes
     net.prepare_("d0", only=True)
     assert net.domain("d0").bytes < 0.6 * before
-    refused = pytest.raises(cn.CovNormError, match=r"'d0'.*load it anew")
+    refused = pytest.raises(cn.CovNormError, match=r"'d0'.*Reload it")
     for ask in (
         lambda: net.save_domain("d0", tmp_path),
         lambda: net.merge("d0"),

@@ -1,4 +1,4 @@
-"""Where adapters go by default, and what is said where they should not."""
+"""Where adapters go by default, and the warnings and errors for other sites."""
 
 from __future__ import annotations
 

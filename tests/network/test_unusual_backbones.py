@@ -1,4 +1,4 @@
-"""Backbones that do not behave like a list of layers: right answers, or an error that says why."""
+"""Backbones that are not a plain list of layers: correct outputs, or an error that says why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch_covnorm as cn
 
 
 def wrapped(backbone: nn.Module, *classes: int, **arguments) -> cn.MultiDomainNetwork:
-    """Shaken domains a, b, … with so many classes each, in eval mode."""
+    """Shaken domains a, b, … with these numbers of classes, in eval mode."""
     net = cn.MultiDomainNetwork(backbone, **arguments)
     for name, count in zip("abc", classes, strict=False):
         zoo.shake_(net.add_domain(name, count))
@@ -184,7 +184,7 @@ def test_layers_called_by_keyword_are_sites_too():
 
 
 def test_most_channels_dead_and_a_broken_A_are_no_crash():
-    """d = 300 with 20 live channels; LAPACK can fail to converge on such a matrix whole."""
+    """d = 300 with 20 live channels; LAPACK can fail to converge on the whole matrix."""
     x = torch.zeros(48, 300)
     x[:, ::15] = torch.randn(48, 20) * 1e-6
     E, P = cn.Moments(300).update(x).pca()
@@ -194,5 +194,5 @@ def test_most_channels_dead_and_a_broken_A_are_no_crash():
     moments = cn.collect(net, "a", [torch.randn(20, 12)])
     with torch.no_grad():
         net.domains["a"].adapters["2"].A.A[0, 0] = torch.nan
-    with pytest.raises(cn.CovNormError, match="site '2': A holds NaN"):
+    with pytest.raises(cn.CovNormError, match="site '2': A contains NaN"):
         cn.normalize_(net, "a", moments)

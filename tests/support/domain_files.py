@@ -1,4 +1,4 @@
-"""Networks with a saved domain, what is compared of them, and an attacker's edit of their files."""
+"""Networks with a saved domain, comparisons of them, and an attacker's edits of their files."""
 
 import hashlib
 import json
@@ -36,7 +36,7 @@ def images(n=5):
 
 
 def randomize_(domain):
-    """Every number of a domain drawn anew, as if trained: outputs show each of them."""
+    """Draw every number of a domain, as if trained, so that outputs depend on all of them."""
     for name, tensor in domain.state_dict().items():
         if name.endswith("running_var"):
             tensor.uniform_(0.5, 2)
@@ -61,7 +61,7 @@ def network(kind="residual", **arguments):
 
 
 def reader(make=backbone):
-    """Another network on the same backbone, with a domain of its own that must stay as it is."""
+    """Another network on an equal backbone, with a domain that must not change."""
     net = cn.MultiDomainNetwork(make())
     torch.manual_seed(2)
     randomize_(net.add_domain("digits", classes=3))
@@ -74,7 +74,7 @@ def outputs(net, name="flowers"):
 
 
 def snapshot(net):
-    """Names, every tensor and every answer of a network, to the bit."""
+    """Names, all tensors and all outputs of a network, to compare bits."""
     names = list(net.domains)
     state = {k: v.clone() for k, v in net.state_dict().items()}
     return names, state, {n: outputs(net, n) for n in names}
@@ -88,7 +88,7 @@ def assert_same(a, b):
 
 
 def assert_refused(folder, file, net=None, **arguments):
-    """Loading is a CovNormError that names the file, and the network is as it was."""
+    """Assert that loading is an error that names the file, and that the network is unchanged."""
     net = reader() if net is None else net
     before = snapshot(net)
     with pytest.raises(CovNormError) as error:
@@ -108,8 +108,10 @@ def contents(folder):
 
 
 def forge(folder, record=None, tensors=None, blob=None):
-    """An attacker's edit with every checksum made to fit: `record` changes the JSON, `tensors` the
-    tensors, `blob` is the tensor file's new bytes."""
+    """Edit files as an attacker would, and make all checksums valid again.
+
+    `record` changes the JSON, `tensors` the tensors; `blob` is the new content of the tensor file.
+    """
     file = tensor_file(folder)
     r = json.loads((folder / RECORD).read_text())
     if tensors is not None:

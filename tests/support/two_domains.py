@@ -1,4 +1,4 @@
-"""A network of two domains whose outputs show every number of them; and how a refusal looks."""
+"""A network with two domains whose outputs depend on all their numbers, and a check of refusals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch_covnorm as cn
 
 @torch.no_grad()
 def network(name="convnet", kind="residual", seed=0):
-    """Domains "a" and "b" on a backbone with large weights and A's, so that outputs show them."""
+    """Domains "a" and "b", with large weights and A's, so that outputs depend on them."""
     torch.manual_seed(seed)
     backbone = zoo.ZOO[name][0]()
     for p in backbone.parameters():

@@ -15,7 +15,7 @@ KINDS = ("residual", "parallel", "conv", "batchnorm", "lowrank", "own", "mask")
 
 
 class TinyConvNet(nn.Module):
-    """Every shape of Conv2d that an adapter meets; with or without norms behind."""
+    """Every shape of Conv2d that an adapter can have, with or without norms after the layers."""
 
     def __init__(self, norms: bool) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def everywhere(_: str, module: nn.Module) -> bool:
 
 
 def network(name: str, kinds: tuple[str, ...] = KINDS, seed: int = 0) -> cn.MultiDomainNetwork:
-    """A network of the zoo in eval mode, one shaken domain a kind; small nets adapt every layer."""
+    """A network in eval mode with one shaken domain per kind; small ones adapt every layer."""
     torch.manual_seed(seed)
     backbone = ZOO[name][0]()
     with warnings.catch_warnings():
@@ -94,7 +94,7 @@ def network(name: str, kinds: tuple[str, ...] = KINDS, seed: int = 0) -> cn.Mult
 
 @torch.no_grad()
 def shake_(domain: nn.Module, size: float = 0.1) -> None:
-    """Move every parameter and statistic off its start."""
+    """Move every parameter and statistic away from its initial value."""
     for p in domain.parameters():
         p.add_(size * torch.randn_like(p) * (p.abs().mean() + 0.1))
     for name, buffer in domain.named_buffers():
@@ -105,7 +105,7 @@ def shake_(domain: nn.Module, size: float = 0.1) -> None:
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-4) -> bool:
-    """Equal up to a share of the largest number."""
+    """Whether two tensors are equal up to a share of the largest number."""
     return a.shape == b.shape and (a - b).abs().max() <= tolerance * (1 + b.abs().max())
 
 

@@ -1,11 +1,11 @@
-"""What adapters do in eval mode, in one form for every kind; used by inference and by merging.
+"""The eval-mode expression of an adapter, the same for every kind.
 
-In eval mode B1 and B2 are affine, so each adapter of a site, whatever its structure, is
+In eval mode B1 and B2 are affine, so any adapter of a site computes
 
-    out = gain · z + F_m … F_1 z + G_l … G_1 u + shift,      z = F(x), u = x under F's centre tap
+    out = gain · z + F_m … F_1 z + G_l … G_1 u + shift,      z = F(x), u = x at F's centre tap
 
-with the F's of series adapters, the G's of parallel ones. The forms of several domains stack, and
-one batch can then take each sample through its own domain's form with one `bmm` a factor.
+Series adapters have factors F, parallel adapters have factors G. The expressions of several domains
+stack. A batch can then take each sample through its domain's expression, with one `bmm` per factor.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .base import Adapter
+from .kinds import Adapter
 from .maps import product
 from .norms import scale_shift
 
 
 @dataclass(frozen=True)
 class Folded:
-    """The eval-mode forms of G adapters: gain, shift (G, d_out); factors (G, k_i, k_{i-1}).
+    """The expressions of G adapters: gain and shift (G, d_out), factors (G, k_i, k_{i-1}).
 
-    The gain is None where the one factor of the series holds it on its diagonal.
+    The gain is None if the single series factor contains it on its diagonal (`collapsed`).
     """
 
     gain: Tensor | None
@@ -35,12 +35,12 @@ class Folded:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """All tensors."""
         gain = [] if self.gain is None else [self.gain]
         return [*gain, self.shift, *self.series, *self.parallel]
 
-    def moved(self, fn: Callable[[Tensor], Tensor]) -> Folded:
-        """`fn` of every tensor."""
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Folded:
+        """Return the same with `fn` applied to every tensor."""
         return Folded(
             None if self.gain is None else fn(self.gain),
             fn(self.shift),
@@ -48,23 +48,21 @@ class Folded:
             tuple(map(fn, self.parallel)),
         )
 
-    def take(self, index: Tensor) -> Folded:
-        """The forms of a batch: index (n,) names each sample's adapter."""
-        return Folded(
-            None if self.gain is None else self.gain[index],
-            self.shift[index],
-            tuple(f[index] for f in self.series),
-            tuple(f[index] for f in self.parallel),
-        )
+    def collapsed(self) -> Folded:
+        """Return the series as one dense factor, gain included, where that is less work."""
+        gain, series = self.gain, self.series
+        if gain is None:
+            return self
+        rank = min((f.shape[2] for f in series[1:]), default=0)
+        if len(gain) == 1 and 2 * rank >= gain.shape[1]:
+            series = (product(series),)
+        if len(series) == 1:
+            series, gain = (series[0] + torch.diag_embed(gain),), None
+        return Folded(gain, self.shift, series, self.parallel)
 
 
 def fold(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> Folded:
-    """Stack the eval-mode forms of a site's adapters, as they are run."""
-    return collapsed(forms(adapters, d_in, d_out, like))
-
-
-def forms(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> Folded:
-    """The eval-mode forms themselves, B1 multiplied into F_1 and B2 into F_m.
+    """Return the expressions of G adapters of one site: B1 goes into F_1, and B2 into F_m.
 
     ``B2(r z + A (s1 u + t1) + b) = s2 r z + (s2 A s1) u + s2 (A t1 + b) + t2``
     """
@@ -75,14 +73,15 @@ def forms(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> F
     chains: dict[str, tuple[Tensor, ...]] = {}
     for source, d in (("output", d_out), ("input", d_in)):
         maps = [a.A if a.map_input == source else None for a in adapters]
-        factors = _stack([None if A is None else A.factors for A in maps], like)
+        factors = _stack_chains([None if A is None else A.factors for A in maps], like)
         if factors:
-            constant = _stack_vectors([None if A is None else A.offset for A in maps], like)
+            zero = like.new_zeros(d_out)
+            constant = torch.stack([zero if A is None else A.offset for A in maps])
             pairs = zip(adapters, maps, strict=True)
             before = [nn.Identity() if A is None else a.B1 for a, A in pairs]
             if any(not isinstance(B1, nn.Identity) for B1 in before):
                 s1, t1 = scale_shift(before, d, like)
-                constant = constant + _constant(factors, t1)
+                constant = constant + _chain_times(factors, t1)
                 factors = (factors[0] * s1[:, None, :], *factors[1:])
             if any(not isinstance(a.B2, nn.Identity) for a in adapters):
                 constant = constant * s2
@@ -92,55 +91,42 @@ def forms(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> F
     return Folded(gain, shift, chains["output"], chains["input"])
 
 
-def stacked(parts: Sequence[Folded], like: Tensor) -> Folded:
-    """`fold` of adapters whose forms are known, each alone (G = 1)."""
+def stack(parts: Sequence[Folded], like: Tensor) -> Folded:
+    """Stack expressions that `fold` returned for one adapter each (G = 1)."""
     if len(parts) == 1:
-        return collapsed(parts[0])
+        return parts[0]
     gains = [p.gain for p in parts if p.gain is not None]
     series, parallel = (
-        _stack([[f[0] for f in chain] or None for chain in chains], like)
+        _stack_chains([[f[0] for f in chain] or None for chain in chains], like)
         for chains in ([p.series for p in parts], [p.parallel for p in parts])
     )
-    whole = Folded(torch.cat(gains), torch.cat([p.shift for p in parts]), series, parallel)
-    return collapsed(whole)
-
-
-def _constant(factors: tuple[Tensor, ...], v: Tensor) -> Tensor:
-    """F_m … F_1 v for vectors (G, k_0)."""
-    if len(v) > 1:
-        return product(factors, v[:, :, None])[:, :, 0]
-    for factor in factors:  # sums, since for one domain a `bmm` would wake threads for little
-        v = (factor * v[:, None, :]).sum(2)
-    return v
+    return Folded(torch.cat(gains), torch.cat([p.shift for p in parts]), series, parallel)
 
 
 def padded_share(adapters: Sequence[Adapter]) -> float:
-    """The share of a mixed batch's multiplications that zero-padding of unequal chains wastes."""
+    """Return the share of a mixed batch's multiplications that zero padding wastes."""
     used = padded = 0
     for source in ("output", "input"):
         chains = [a.A.factors if a.A and a.map_input == source else None for a in adapters]
         present = [c for c in chains if c is not None]
         used += sum(f.numel() for c in present for f in c)
-        padded += sum(f.numel() for f in _stack(chains, present[0][0])) if present else 0
+        padded += sum(f.numel() for f in _stack_chains(chains, present[0][0])) if present else 0
     return 1 - used / padded if padded else 0.0
 
 
-def collapsed(forms: Folded) -> Folded:
-    """A chain as one dense factor where that is less work; then the gain is on its diagonal."""
-    gain, series = forms.gain, forms.series
-    assert gain is not None
-    rank = min((f.shape[2] for f in series[1:]), default=0)
-    if len(gain) == 1 and 2 * rank >= gain.shape[1]:
-        series = (product(series),)
-    if len(series) == 1:
-        series, gain = (series[0] + torch.diag_embed(gain),), None
-    return Folded(gain, forms.shift, series, forms.parallel)
+def _chain_times(factors: tuple[Tensor, ...], v: Tensor) -> Tensor:
+    """Return F_m … F_1 v for vectors (G, k_0)."""
+    if len(v) > 1:
+        return product(factors, v[:, :, None])[:, :, 0]
+    for factor in factors:  # for a single domain, `bmm` would start threads for little work
+        v = (factor * v[:, None, :]).sum(2)
+    return v
 
 
-def _stack(chains: Sequence[Sequence[Tensor] | None], like: Tensor) -> tuple[Tensor, ...]:
-    """Stack chains of factors (k_i, k_{i-1}): shorter chains get identities, ranks get zeros.
+def _stack_chains(chains: Sequence[Sequence[Tensor] | None], like: Tensor) -> tuple[Tensor, ...]:
+    """Stack chains of factors (k_i, k_{i-1}): pad short chains with identities, ranks with zeros.
 
-    A missing chain is all zeros; none at all gives none.
+    A missing chain becomes zeros. If all are missing, return no factors.
     """
     present = [c for c in chains if c is not None]
     if not present:
@@ -149,10 +135,10 @@ def _stack(chains: Sequence[Sequence[Tensor] | None], like: Tensor) -> tuple[Ten
     if any(len(c) < length for c in present):
         eye = torch.eye(len(present[0][-1]), dtype=like.dtype, device=like.device)
         chains = [c and (*c, *(eye,) * (length - len(c))) for c in chains]
-    return tuple(_pad([c[i] if c else None for c in chains], like) for i in range(length))
+    return tuple(_stack_padded([c[i] if c else None for c in chains], like) for i in range(length))
 
 
-def _pad(matrices: Sequence[Tensor | None], like: Tensor) -> Tensor:
+def _stack_padded(matrices: Sequence[Tensor | None], like: Tensor) -> Tensor:
     present = [m for m in matrices if m is not None]
     if len(matrices) == len(present) == 1:
         return present[0][None]
@@ -165,11 +151,3 @@ def _pad(matrices: Sequence[Tensor | None], like: Tensor) -> Tensor:
         if m is not None:
             out[i, : m.shape[0], : m.shape[1]] = m
     return out
-
-
-def _stack_vectors(vectors: Sequence[Tensor | None], like: Tensor) -> Tensor:
-    present = [v for v in vectors if v is not None]
-    if len(vectors) == 1:
-        return present[0][None]
-    zero = like.new_zeros(len(present[0]))
-    return torch.stack([zero if v is None else v for v in vectors])

@@ -1,28 +1,30 @@
-"""Run a site in eval mode by its folded form: few passes over memory, one `bmm` a factor."""
+"""Run a site in eval mode: few passes over memory, one `bmm` per factor."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from .base import base_forward
+from .centre_tap import centre_tap
 from .fold import Folded
+from .kinds import base_forward
 from .merged import merging_is_cheaper, run_merged
-from .parallel import centre_tap
 
 
 def run_folded(
     layer: nn.Conv2d | nn.Linear, x: Tensor, folded: Folded, index: Tensor | None
 ) -> Tensor:
-    """The site's output for a batch x.
+    """Return the site's output for a batch x.
 
-    index (n,) names each sample's form; None: one form for all, or one a sample in their order.
+    index (n,): for each sample, the position of its expression in `folded`. None: there is one
+    expression for all samples, or one per sample in the same order.
     """
+    folded = folded.collapsed()
     if len(folded.shift) == 1 and merging_is_cheaper(layer, x):
         return run_merged(layer, x, folded)
     z = base_forward(layer, x)
     if index is not None:
-        folded = folded.take(index)
+        folded = folded.map(lambda t: t[index])
     spatial = isinstance(layer, nn.Conv2d)
     rows, last = _rows(z, spatial)
     out = _series(rows, folded, last)
@@ -35,7 +37,7 @@ def run_folded(
 
 
 def _rows(z: Tensor, spatial: bool, last: bool | None = None) -> tuple[Tensor, bool]:
-    """(n, positions, d) where channels come last in memory, else (n, d, positions); a view."""
+    """Return a view (n, positions, d) if channels come last in memory, else (n, d, positions)."""
     if not spatial:
         return (z[:, None] if z.ndim == 2 else z.flatten(1, -2)), True
     if last is None:
@@ -44,7 +46,7 @@ def _rows(z: Tensor, spatial: bool, last: bool | None = None) -> tuple[Tensor, b
 
 
 def _series(rows: Tensor, folded: Folded, last: bool) -> Tensor:
-    """gain · z + F_m … F_1 z + shift; into z's own memory where no gradient needs it."""
+    """Return gain · z + F_m … F_1 z + shift, in the memory of z unless a gradient needs z."""
     axis = 1 if last else 2
     shift = folded.shift.to(rows).unsqueeze(axis)
     if folded.gain is None:
@@ -66,7 +68,7 @@ def _through(rows: Tensor, factors: tuple[Tensor, ...], last: bool) -> Tensor:
 
 
 def _add(shift: Tensor, rows: Tensor, factor: Tensor, last: bool) -> Tensor:
-    """shift + factor · rows, as a new tensor."""
+    """Return shift + factor · rows as a new tensor."""
     factor = factor.to(rows)
     if len(factor) == 1 and last:
         out = torch.addmm(shift[0], rows.flatten(0, 1), factor[0].T)
@@ -76,8 +78,8 @@ def _add(shift: Tensor, rows: Tensor, factor: Tensor, last: bool) -> Tensor:
 
 
 def _add_(out: Tensor, rows: Tensor, factor: Tensor, last: bool) -> Tensor:
-    """out += factor · rows, in place: out is ours."""
-    rows, factor = rows.to(out), factor.to(out)  # under autocast their dtypes differ
+    """Compute out += factor · rows in place."""
+    rows, factor = rows.to(out), factor.to(out)  # their dtypes differ under autocast
     if len(factor) == 1 and last:
         out.flatten(0, 1).addmm_(rows.flatten(0, 1), factor[0].T)
         return out

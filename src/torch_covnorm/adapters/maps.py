@@ -1,7 +1,7 @@
 """The matrix A of an adapter, in its three forms: full, low-rank C·W, and CovNorm C·M·W.
 
 Each is ``y = A x + b`` on the channels of a Conv2d site's (n, d, h, w) or a Linear site's (…, d).
-A map lists its factors right to left, in the order in which they meet x.
+A map lists its factors from right to left, in the order in which they are applied to x.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from ..stats.decomposition import Factors
 
-FRESH = 1e-3  # standard deviation of an untrained A
+FRESH = 1e-3  # standard deviation of the entries of an untrained A
 
 
 def product(factors: Sequence[Tensor], v: Tensor | None = None) -> Tensor:
-    """F_m … F_1 v, or the product of the factors alone."""
+    """Return F_m … F_1 v, or without v the product of the factors."""
     out, rest = (factors[0], factors[1:]) if v is None else (v, factors)
     for factor in rest:
         out = factor @ out
@@ -26,7 +26,7 @@ def product(factors: Sequence[Tensor], v: Tensor | None = None) -> Tensor:
 
 
 class LinearMap(nn.Module):
-    """``y = F_m … F_1 (x - centre) + b``; subclasses say which factors there are."""
+    """``y = F_m … F_1 (x - centre) + b``. Subclasses define the factors."""
 
     form: str
 
@@ -42,26 +42,26 @@ class LinearMap(nn.Module):
 
     @property
     def centre(self) -> Tensor | None:
-        """mu_x (d_in,), where the map is of x - mu_x."""
+        """mu_x (d_in,) if the map is applied to x - mu_x, else None."""
         return None
 
     @property
     def offset(self) -> Tensor:
-        """b (d_out,): the output where x = 0."""
+        """The output (d_out,) for x = 0."""
         return self.bias if self.centre is None else self.bias - product(self.factors, self.centre)
 
     @property
     def ranks(self) -> list[int]:
-        """The inner dimensions k_1 … k_{m-1}; enough, with the site, to build the map anew."""
+        """The inner dimensions k_1 … k_{m-1}. With the site, they determine all shapes."""
         return [len(f) for f in self.factors[:-1]]
 
     def matrix(self) -> Tensor:
-        """The product F_m … F_1 (d_out, d_in): A, or what stands for it."""
+        """Return the product F_m … F_1 (d_out, d_in)."""
         return product(self.factors)
 
     def forward(self, x: Tensor) -> Tensor:
         factors, first = self.factors, None
-        if 0 in self.ranks:  # nothing is left of A but its constant
+        if 0 in self.ranks:  # only the constant is left
             like = x.mean(1, keepdim=True) if self.spatial else x.mean(-1, keepdim=True)
             bias = self.bias[:, None, None] if self.spatial else self.bias
             return torch.zeros_like(like) + bias.to(x)
@@ -78,24 +78,24 @@ class LinearMap(nn.Module):
 
     @property
     def trains(self) -> list[str]:
-        """Names of the parameters that train."""
+        """Names of the trainable parameters."""
         return [name for name, p in self.named_parameters() if p.requires_grad]
 
     def train_only_(self, names: Iterable[str]) -> None:
-        """Let these parameters train, and freeze the others."""
+        """Make these parameters trainable, and no others."""
         chosen = set(names)
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(name in chosen)
 
     def paper_count(self) -> int:
-        """Parameters as the paper counts them: the matrices, without biases."""
+        """Return the number of parameters as the paper counts them: matrices, not biases."""
         return sum(f.numel() for f in self.factors)
 
     def absorbed(self) -> LowRankMap:
-        """M multiplied into the larger side: kx > ky keeps C and ``M W``, else W and ``C M``.
+        """Return an equal map of two factors: C and ``M W`` if kx > ky, else ``C M`` and W.
 
-        What remains has ``(d_in + d_out) min(kx, ky)`` parameters, the paper's 2 d min(kx, ky) for
-        a square A, and the same output. For maps of two or three factors.
+        It has ``(d_in + d_out) min(kx, ky)`` parameters: the paper's 2 d min(kx, ky) for a square
+        A. This map must have two or three factors.
         """
         with torch.no_grad():
             W, *middle, C = (f.detach().cpu().double() for f in self.factors)
@@ -108,10 +108,10 @@ class LinearMap(nn.Module):
 
 
 class FullMap(LinearMap):
-    """A (d_out, d_in), Gaussian at first as in the paper, which names no standard deviation.
+    """A (d_out, d_in), with Gaussian initial values as in the paper.
 
-    The authors' program has 0.01. It is ten times smaller here, so that what training adds, and
-    not the noise it started from, makes the spectrum of y.
+    The paper does not state their standard deviation, and the authors' program uses 0.01. Here it
+    is ten times smaller, so that training and not the initial noise determines the spectrum of y.
     """
 
     form = "full"
@@ -126,23 +126,21 @@ class FullMap(LinearMap):
 
 
 class LowRankMap(LinearMap):
-    """C W with C (d_out, r) and W (r, d_in): 2 r d parameters. Gaussian at first (FTA)."""
+    """C W with C (d_out, r) and W (r, d_in): 2 r d parameters, Gaussian at first (FTA)."""
 
     form = "lowrank"
 
     def __init__(self, spatial: bool, d_in: int, d_out: int, r: int) -> None:
         super().__init__(spatial, d_out)
-        # W keeps the variance of x and C is as small as a fresh A, so y starts as small as RA's.
+        # W preserves the variance of x, and C is as small as a new A: y starts as small as RA's.
         self.W = nn.Parameter(torch.randn(r, d_in) / d_in**0.5)
         self.C = nn.Parameter(FRESH * torch.randn(d_out, r))
 
     @classmethod
     def of(cls, spatial: bool, C: Tensor, W: Tensor, bias: Tensor) -> LowRankMap:
-        """The map with these factors, in the dtype of its bias."""
+        """Return the map with these factors, in the dtype of the bias."""
         new = cls(spatial, W.shape[1], len(C), len(W)).to(bias)
-        with torch.no_grad():
-            for parameter, value in ((new.W, W), (new.C, C), (new.bias, bias)):
-                parameter.copy_(value)
+        new.load_state_dict({"W": W, "C": C, "bias": bias})
         return new
 
     @property
@@ -153,7 +151,7 @@ class LowRankMap(LinearMap):
 class CovNormMap(LinearMap):
     """``C M W (x - mu_x) + mu_y`` (eq. 8): W (kx, d_in), M (ky, kx), C (d_out, ky).
 
-    mu_x is kept as it is, so that M sees centred features whatever trains; mu_y is the bias.
+    mu_x is a buffer, so M always receives centred features. mu_y is the bias.
     """
 
     form = "covnorm"
@@ -168,14 +166,11 @@ class CovNormMap(LinearMap):
 
     @classmethod
     def from_factors(cls, spatial: bool, factors: Factors) -> CovNormMap:
-        """The map of eq. 8 with the given factors, in their dtype."""
+        """Return the map of eq. 8 with these factors, in their dtype."""
         (kx, d_in), (d_out, ky) = factors.W.shape, factors.C.shape
         new = cls(spatial, d_in, d_out, kx, ky).to(factors.W)
-        with torch.no_grad():
-            for name in ("W", "M", "C"):
-                getattr(new, name).copy_(getattr(factors, name))
-            new.mu_x.copy_(factors.mu_x)
-            new.bias.copy_(factors.mu_y)
+        W, M, C, mu_x, mu_y = factors.W, factors.M, factors.C, factors.mu_x, factors.mu_y
+        new.load_state_dict({"W": W, "M": M, "C": C, "mu_x": mu_x, "bias": mu_y})
         return new
 
     @property
@@ -187,7 +182,4 @@ class CovNormMap(LinearMap):
         return self.mu_x
 
 
-def build_map(form: str, spatial: bool, d_in: int, d_out: int, ranks: list[int]) -> LinearMap:
-    """A fresh map of a form, with its inner dimensions as `LinearMap.ranks` lists them."""
-    forms = {m.form: m for m in (FullMap, LowRankMap, CovNormMap)}
-    return forms[form](spatial, d_in, d_out, *ranks)
+FORMS = {m.form: m for m in (FullMap, LowRankMap, CovNormMap)}

@@ -1,4 +1,4 @@
-"""A frozen layer and its folded adapter as one layer: what merging keeps, and inference may use."""
+"""Fold an adapter into the weight of its layer, for merging and where it makes inference faster."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .centre_tap import centre
 from .fold import Folded
 from .maps import product
-from .parallel import centre
 
 
 def merged_weight(layer: nn.Conv2d | nn.Linear, folded: Folded) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the layer that does what F and the one folded adapter do.
+    """Return weight and bias of a single layer that computes F followed by one folded adapter.
 
-    ``W' = T W`` with ``T = gain + F_m … F_1``, plus ``G_l … G_1`` at the centre tap;
-    ``b' = T b + shift``. The product of a chain with a grouped layer is an ungrouped weight.
+    ``W' = T W`` with ``T = gain + F_m … F_1``, plus ``G_l … G_1`` at the centre tap, and
+    ``b' = T b + shift``. A grouped layer with factors gets an ungrouped weight.
     """
     weight = layer.weight.to(folded.shift)
     if isinstance(layer, nn.Linear):
@@ -39,7 +39,7 @@ def merged_weight(layer: nn.Conv2d | nn.Linear, folded: Folded) -> tuple[Tensor,
 
 
 def run_merged(layer: nn.Conv2d | nn.Linear, x: Tensor, folded: Folded) -> Tensor:
-    """The layer's output with the adapter in its weight."""
+    """Return the layer's output with the adapter folded into its weight."""
     weight, bias = merged_weight(layer, folded)
     if isinstance(layer, nn.Linear):
         return F.linear(x, weight.to(x), bias.to(x))
@@ -47,9 +47,9 @@ def run_merged(layer: nn.Conv2d | nn.Linear, x: Tensor, folded: Folded) -> Tenso
 
 
 def merging_is_cheaper(layer: nn.Module, x: Tensor) -> bool:
-    """Whether the adapter meets fewer numbers in the layer's weight than in its output.
+    """Return whether the layer's weight has fewer numbers to transform than its output.
 
-    Only for layers whose forward is known to be the plain one.
+    Only layers of exactly these two classes qualify, because their forward is known.
     """
     if type(layer) is nn.Linear:
         return x.numel() // x.shape[-1] >= layer.in_features
@@ -60,7 +60,7 @@ def merging_is_cheaper(layer: nn.Module, x: Tensor) -> bool:
 
 
 def _times(folded: Folded, matrix: Tensor) -> Tensor:
-    """T · matrix (d, …), through the chain's thin factors."""
+    """Return T · matrix (d, …), multiplying by one thin factor after the other."""
     if not folded.series:
         assert folded.gain is not None
         return folded.gain[0][:, None] * matrix
@@ -69,7 +69,7 @@ def _times(folded: Folded, matrix: Tensor) -> Tensor:
 
 
 def _ungrouped(weight: Tensor, groups: int) -> Tensor:
-    """(d_out, d_in/g, h, w) → (d_out, d_in, h, w), zero outside each group's block."""
+    """Expand (d_out, d_in/g, h, w) to (d_out, d_in, h, w) with zeros outside each group's block."""
     blocks = weight.chunk(groups)
     rows, columns = blocks[0].shape[:2]
     out = weight.new_zeros(rows * groups, columns * groups, *weight.shape[2:])

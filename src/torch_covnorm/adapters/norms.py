@@ -1,8 +1,8 @@
-"""The batch normalisations B1 and B2, and what any eval-mode norm does: a scale and a shift."""
+"""The batch norms B1 and B2, and the scale and shift that any norm is in eval mode."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,36 +12,35 @@ from ..errors import CovNormError
 
 
 class TokenNorm(nn.BatchNorm1d):
-    """BatchNorm over the last axis of (…, d): every position a row, as behind a Linear layer."""
+    """BatchNorm over the last axis of (…, d), for use after a Linear layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.reshape(-1, x.shape[-1])).view(x.shape)
 
 
 def site_norm(spatial: bool, d: int) -> nn.Module:
-    """A fresh norm for a site of d channels."""
+    """Return a new norm for a site with d channels."""
     return nn.BatchNorm2d(d) if spatial else TokenNorm(d)
 
 
 def scale_shift(norms: Sequence[nn.Module], d: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What each of G eval-mode norms does, ``scale x + shift``: two tensors (G, d).
+    """Return scale and shift (G, d) of G eval-mode norms, each of which is ``scale x + shift``.
 
-    ``scale = gamma / sqrt(var + eps)``, ``shift = beta - mean scale``; Identity is 1 and 0.
+    ``scale = gamma / sqrt(var + eps)``, ``shift = beta - mean scale``. For Identity: 1 and 0.
     """
     if not any(isinstance(n, _BatchNorm) for n in norms):
         return like.new_ones(len(norms), d), like.new_zeros(len(norms), d)
     one, zero = like.new_ones(d), like.new_zeros(d)
-    gamma, beta, mean, var, eps = zip(*(_statistics(n, one, zero) for n in norms), strict=True)
-    shared: float | Tensor = eps[0] if len(set(eps)) == 1 else like.new_tensor(eps)[:, None]
-    return _affine(_stack(gamma), _stack(beta), _stack(mean), _stack(var), shared)
+    *rows, eps = zip(*(_statistics(n, one, zero) for n in norms), strict=True)
+    return _affine(rows, eps[0] if len(set(eps)) == 1 else like.new_tensor(eps)[:, None])
 
 
 def scale_shifts(
     norms: Sequence[dict[str, _BatchNorm]], like: Tensor
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """{name: `scale_shift`} of the norms of G domains, all in a few operations.
+    """Return {name: `scale_shift`} for the norms of G domains, computed in a few operations.
 
-    Norms without running statistics are left out; eps is the backbone's, the same for all.
+    Norms without running statistics are left out. All domains share the backbone's eps.
     """
     names = [n for n, norm in norms[0].items() if norm.running_mean is not None]
     sizes = [norms[0][n].num_features for n in names]
@@ -52,22 +51,17 @@ def scale_shifts(
     for domain in norms:
         parts = [_statistics(domain[n], *f) for n, f in zip(names, filler, strict=True)]
         rows.append([torch.cat(column) for column in list(zip(*parts, strict=True))[:4]])
-    gamma, beta, mean, var = (_stack(column) for column in zip(*rows, strict=True))
     eps = torch.cat([one * norms[0][n].eps for n, (one, _) in zip(names, filler, strict=True)])
-    scale, shift = _affine(gamma, beta, mean, var, eps)
+    scale, shift = _affine(zip(*rows, strict=True), eps)
     pieces = zip(scale.split(sizes, 1), shift.split(sizes, 1), strict=True)
     return dict(zip(names, pieces, strict=True))
 
 
-def _affine(
-    gamma: Tensor, beta: Tensor, mean: Tensor, var: Tensor, eps: float | Tensor
-) -> tuple[Tensor, Tensor]:
+def _affine(columns: Iterable[Sequence[Tensor]], eps: float | Tensor) -> tuple[Tensor, Tensor]:
+    """Return scale and shift (G, d) from G vectors of each of gamma, beta, mean and variance."""
+    gamma, beta, mean, var = (c[0][None] if len(c) == 1 else torch.stack(tuple(c)) for c in columns)
     scale = gamma * (var + eps).rsqrt()
     return scale, beta - mean * scale
-
-
-def _stack(vectors: tuple[Tensor, ...]) -> Tensor:
-    return vectors[0][None] if len(vectors) == 1 else torch.stack(vectors)
 
 
 def _statistics(
@@ -75,10 +69,13 @@ def _statistics(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
     if not isinstance(norm, _BatchNorm):
         return one, zero, zero, one, 0.0
-    # The dictionaries behind nn.Module's attributes: a mixed batch asks thousands of times.
+    # nn.Module's own dictionaries: attribute lookup is slow, and a mixed batch does thousands.
     affine, running = norm._parameters, norm._buffers
     mean, var = running["running_mean"], running["running_var"]
     if mean is None or var is None:
-        raise CovNormError("a norm without running statistics is no scale and shift")
+        raise CovNormError(
+            "a norm has no running statistics, so it is not a fixed scale and shift in eval mode: "
+            "use norms with track_running_stats=True"
+        )
     gamma, beta = affine["weight"], affine["bias"]
     return one if gamma is None else gamma, zero if beta is None else beta, mean, var, norm.eps

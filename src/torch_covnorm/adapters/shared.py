@@ -1,4 +1,4 @@
-"""Joint mode at one site: factors that several domains share, and the map that uses them."""
+"""Joint mode at one site: factors that several domains share, and the maps that use them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from .maps import LinearMap
 
 
 class SharedFactors(nn.Module):
-    """W (kx, d_in), C (d_out, ky) and mu_x (d_in,) of a site, the same for all domains of a basis.
+    """W (kx, d_in), C (d_out, ky) and mu_x (d_in,) of a site, shared by all domains of a basis.
 
-    C is None for joint SVD, where only the factor on the input's side is shared.
+    C is None for joint SVD, which shares only the input side.
     """
 
     def __init__(self, W: Tensor, C: Tensor | None, mu_x: Tensor) -> None:
@@ -21,44 +21,44 @@ class SharedFactors(nn.Module):
         self.W: Tensor
         self.C: Tensor | None
         self.mu_x: Tensor
-        self.register_buffer("W", W.contiguous())  # as files hold them: the same bits out
+        self.register_buffer("W", W.contiguous())  # as in files, for equal bits
         self.register_buffer("C", None if C is None else C.contiguous())
         self.register_buffer("mu_x", mu_x)
 
     @property
     def ranks(self) -> tuple[int, int]:
-        """(kx, ky); without C, ky is d_out and known to M alone: 0 here."""
+        """(kx, ky). Without C, ky is 0 here: only M knows d_out."""
         return len(self.W), 0 if self.C is None else self.C.shape[1]
 
     def numbers(self) -> int:
-        """How many numbers the matrices hold: what sharing saves, counted once."""
+        """Return the number of entries of W and C."""
         return self.W.numel() + (0 if self.C is None else self.C.numel())
 
 
-class _Elsewhere:
-    """A module that belongs to another one: no part of the holder's state or copies.
+class _Reference:
+    """A module that its holder uses but does not own: not part of its state or its copies.
 
-    Where both are copied together, the copies stay together.
+    If the holder and the module are copied together, the new holder refers to the new module.
     """
 
     def __init__(self, module: SharedFactors) -> None:
         self.module = module
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Elsewhere:
-        return _Elsewhere(memo.get(id(self.module), self.module))
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Reference:
+        return _Reference(memo.get(id(self.module), self.module))
 
 
 class JointMap(LinearMap):
-    """``C M_i (W (x - mu_x)) + b_i`` (eq. 8 in joint mode): only M_i (ky, kx) and b_i are its own.
+    """``C M_i (W (x - mu_x)) + b_i`` (eq. 8 in joint mode). It owns only M_i (ky, kx) and b_i.
 
-    Without a shared C (joint SVD) M_i is (d_out, kx), the domain's own factor.
+    Without a shared C (joint SVD), M_i is (d_out, kx).
     """
 
     form = "joint"
 
     def __init__(self, spatial: bool, d_out: int, shared: SharedFactors) -> None:
         super().__init__(spatial, d_out)
-        self._elsewhere = _Elsewhere(shared)
+        self._reference = _Reference(shared)
         kx, ky = shared.ranks
         self.M: Tensor
         self._make_M(torch.eye(ky or d_out, kx))
@@ -68,12 +68,12 @@ class JointMap(LinearMap):
 
     @property
     def shared(self) -> SharedFactors:
-        """What it has in common with the other domains of its basis."""
-        return self._elsewhere.module
+        """The factors shared with the other domains of the basis."""
+        return self._reference.module
 
     def share(self, shared: SharedFactors) -> None:
-        """Use these from now on; M is the caller's to renew."""
-        self._elsewhere = _Elsewhere(shared)
+        """Use these factors from now on. The caller must set a matching M."""
+        self._reference = _Reference(shared)
 
     @property
     def factors(self) -> tuple[Tensor, ...]:
@@ -89,9 +89,9 @@ class JointMap(LinearMap):
 
 
 class SharedMap(JointMap):
-    """The same without an M of the domain's own: a truncated identity, nothing to store or tune.
+    """The same with a truncated identity as M, so a domain has no matrix to store or tune.
 
-    The authors sketch it in a comment of the paper's source: no parameters for a further domain.
+    The authors sketch this in a comment in the paper's source.
     """
 
     form = "shared"
@@ -101,3 +101,6 @@ class SharedMap(JointMap):
 
     def paper_count(self) -> int:
         return 0
+
+
+SHARED_FORMS = {m.form: m for m in (JointMap, SharedMap)}

@@ -1,7 +1,7 @@
-"""Other weights for a layer of the backbone: a domain's own copy (FNFT), or a mask (Piggyback).
+"""Adapters that replace the weights of a layer: a trained copy (FNFT), or a mask (Piggyback).
 
-Such an adapter changes the frozen layer instead of adding one behind it. The backbone keeps every
-bit: the layer runs as a double of itself, with the domain's parameters in place of its own.
+The backbone does not change. The layer runs as a shallow copy of itself that has the domain's
+parameters.
 """
 
 from __future__ import annotations
@@ -10,49 +10,58 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
-# Piggyback (Mallya 2018): real scores start here, and a weight is kept where they exceed this.
+from ..errors import CovNormError
+
+# Piggyback (Mallya 2018): initial value of the scores, and the threshold for keeping a weight.
 MASK_START = 1e-2
 MASK_THRESHOLD = 5e-3
 
-_PLACES = torch.arange(8, dtype=torch.uint8)
+_BITS = torch.arange(8, dtype=torch.uint8)
 
 
-def double(layer: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
-    """The layer with other parameters; all else is shared, and the layer itself is not touched.
+def shallow_copy(
+    module: nn.Module,
+    parameters: Mapping[str, Tensor] | None = None,
+    children: Mapping[str, nn.Module | None] | None = None,
+) -> nn.Module:
+    """Return a module that shares everything with `module` except the given parts.
 
-    It runs by its class's forward, so a routed layer's double asks nobody.
+    The copy runs the forward of its class, so it is not routed. `module` does not change.
     """
-    other = object.__new__(type(layer))
-    other.__dict__.update(vars(layer))
-    other.__dict__.pop("forward", None)
-    other.__dict__["_parameters"] = {**layer._parameters, **parameters}
+    # Not copy.copy: it goes through pickling hooks, which parametrized modules refuse.
+    other = object.__new__(type(module))
+    attributes = {k: v for k, v in vars(module).items() if k != "forward"}
+    attributes["_parameters"] = {**module._parameters, **(parameters or {})}
+    attributes["_modules"] = {**module._modules, **(children or {})}
+    vars(other).update(attributes)
     return other
 
 
 class WeightAdapter(nn.Module):
-    """Base of the two: what one domain puts in the place of one layer's parameters."""
+    """Base class: the parameters that one domain uses in place of those of one layer."""
 
     kind: str
 
     def parameters_for(self, layer: nn.Module) -> dict[str, Tensor]:
-        """The parameters with which the layer runs for this domain, by their names."""
+        """Return the parameters that the layer runs with for this domain, by name."""
         raise NotImplementedError
 
     def stored(self) -> dict[str, Tensor]:
-        """The tensors of the file, by name."""
+        """Return the tensors to write to the domain's file, by name."""
         return dict(self.state_dict())
 
 
-class OwnWeights(WeightAdapter):
-    """A copy of all parameters that a module itself holds, to be trained: fine-tuning."""
+class CopiedWeights(WeightAdapter):
+    """A trainable copy of all parameters that a module holds directly, for full fine-tuning."""
 
     kind = "own"
 
     def __init__(
         self, layer: nn.Module, tied: dict[nn.Parameter, nn.Parameter] | None = None
     ) -> None:
-        """`tied` remembers the copies: one that layers of the backbone share stays shared."""
+        """`tied` collects the copies by original, so that layers which share one still share it."""
         super().__init__()
         tied = {} if tied is None else tied
         for name, p in layer.named_parameters(recurse=False):
@@ -65,11 +74,11 @@ class OwnWeights(WeightAdapter):
 
 
 class MaskWeights(WeightAdapter):
-    """``W ∘ (scores > 5e-3)``: a binary mask on the frozen weight of a Conv2d or Linear layer.
+    """``W ∘ (scores > 5e-3)``: a binary mask on the weight of a Conv2d or Linear layer.
 
-    Trained through real scores of W's shape; the gradient passes the threshold straight through.
-    `pack_` leaves 1 bit a weight, eight in a byte, which is unpacked where it is used and not
-    kept; files hold that form alone.
+    The mask is trained through real-valued scores of W's shape. The gradient passes the threshold
+    straight through. `pack_` keeps 1 bit per weight, eight per byte. Packed masks are unpacked only
+    while they are used. Files hold packed masks only.
     """
 
     kind = "mask"
@@ -89,7 +98,7 @@ class MaskWeights(WeightAdapter):
             self.register_buffer("packed", None)
 
     def mask(self) -> Tensor:
-        """The binary mask, bool, of the weight's shape."""
+        """Return the mask as bool, in the shape of the weight."""
         if self.scores is not None:
             return self.scores.detach() > MASK_THRESHOLD
         assert self.packed is not None
@@ -103,33 +112,52 @@ class MaskWeights(WeightAdapter):
         return {"weight": weight * straight_through}
 
     def pack_(self) -> None:
-        """Forget the scores, keep the mask."""
+        """Drop the scores and keep the mask."""
         if self.scores is not None:
             self.packed = pack(self.mask())
             self.scores = None
 
-    def thaw_(self, layer: nn.Module) -> None:
-        """Scores again, as far from the threshold as at their start: to train a packed mask on."""
+    def unpack_(self, layer: nn.Module) -> None:
+        """Recreate the scores of a packed mask for training: MASK_START where kept, else 0."""
         if self.scores is None:
             scores = self.mask().to(layer.get_parameter("weight")) * MASK_START
             self.scores, self.packed = nn.Parameter(scores), None
 
     def bits(self) -> int:
-        """What the domain must ship for this layer: 1 bit a weight."""
+        """Return the size of the mask in bits."""
         return self.shape.numel()
 
     def stored(self) -> dict[str, Tensor]:
         return {"packed": pack(self.mask()) if self.packed is None else self.packed}
 
 
+WEIGHT_KINDS = {a.kind: a for a in (CopiedWeights, MaskWeights)}
+
+
+def weight_adapters(
+    kind: str, layers: Mapping[str, nn.Module], packed: bool = False
+) -> dict[str, WeightAdapter]:
+    """Return a new weight adapter for each of these layers; `packed`: with empty packed masks."""
+    if kind == "own":
+        tied: dict[nn.Parameter, nn.Parameter] = {}
+        return {name: CopiedWeights(layer, tied) for name, layer in layers.items()}
+    for name, layer in layers.items():
+        if is_parametrized(layer):
+            raise CovNormError(
+                f"layer {name!r}: its weight is parametrized, so it cannot be masked. Remove the "
+                "parametrization first."
+            )
+    return {name: MaskWeights(layer, packed) for name, layer in layers.items()}
+
+
 def pack(mask: Tensor) -> Tensor:
-    """Bools of any shape → uint8 (n / 8, rounded up), first in the lowest bit."""
+    """Pack bools of any shape into uint8 (n / 8, rounded up), the first in the lowest bit."""
     flat = mask.flatten().to(torch.uint8)
     flat = torch.cat([flat, flat.new_zeros(-len(flat) % 8)]).view(-1, 8)
-    return (flat << _PLACES.to(flat.device)).sum(1, dtype=torch.uint8)
+    return (flat << _BITS.to(flat.device)).sum(1, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, n: int) -> Tensor:
-    """The first n bools that were packed."""
-    bits = packed[:, None].bitwise_right_shift(_PLACES.to(packed.device)) & 1
+    """Return the first n bools of what `pack` returned."""
+    bits = packed[:, None].bitwise_right_shift(_BITS.to(packed.device)) & 1
     return bits.flatten()[:n].bool()

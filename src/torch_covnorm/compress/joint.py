@@ -199,7 +199,7 @@ def join_settings(
     metric: Metric | None = None,
 ) -> dict[str, Any]:
     """Return the settings of a basis as plain JSON; a second join may not change them."""
-    if old is not None and old.kind != "covnorm":
+    if old is not None and old.decomposition != "covnorm":
         raise CovNormError(f"basis {old.name!r} belongs to joint SVD: give another name as basis=")
     settings: dict[str, Any] = {"variance": 0.99, "count": "positions", "metric": "variance"}
     settings["ranks"] = {}

@@ -321,10 +321,8 @@ class Ecology:
 
     def _written_basis(self, net: MultiDomainNetwork, name: str) -> dict[str, str]:
         """Its factors apart from its moments, which only joining needs."""
-        record, tensors = basis_files.packed(net, net.basis(name))
-        parts: dict[str, dict[str, Tensor]] = {"tensors": {}, "moments": {}}
-        for key, value in tensors.items():
-            parts["moments" if key.count("/") == 2 else "tensors"][key] = value
+        record, factors, moments = basis_files.packed(net, net.basis(name))
+        parts = {"tensors": factors, "moments": moments}
         blobs = {part: self.blobs.write_tensors(found) for part, found in parts.items() if found}
         return {"record": self.blobs.write_record(basis_files.FORMAT, record), **blobs}
 
@@ -340,7 +338,7 @@ class Ecology:
         blob = manifest.bases[basis].get("moments")
         with contextlib.suppress(CovNormError):
             tensors = {} if blob is None else self.blobs.read_tensors(blob)
-            return max((int(n) for key, n in tensors.items() if key.endswith("/x/n")), default=0)
+            return basis_files.rows_seen(tensors)
         return -1
 
     def _check_users(self, manifest: Manifest, basis: str, names: Container[str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,37 +102,11 @@ def adapt(
         )
         _check_same_run(run)
         runs.append(run)
-    with random_numbers_kept(next(net.backbone.parameters()).device), _undone_on_error(net, names):
+    with random_numbers_kept(next(net.backbone.parameters()).device), net.restoring_on_error(names):
         seed_all(config.training.seed, "adapt")
         chosen.recipe(runs if chosen.joint else runs[0])
         results = {run.name: run.finish() for run in runs}
     return results[names[0]] if isinstance(name, str) else results
-
-
-@contextlib.contextmanager
-def _undone_on_error(net: MultiDomainNetwork, names: Sequence[str]) -> Iterator[None]:
-    """Restore the domains and bases if what is inside fails or is interrupted.
-
-    The same call can then be made again, and continues from its snapshot.
-    """
-    known, bases = set(net.domains), dict(net.bases.items())
-    copies = {n: copy.deepcopy(d) for n, d in net.domains.items() if n in names}
-    members = [d for n, d in net.domains.items() if d.basis and n not in names]
-    maps = [(a, a.A) for d in members for _, a in d.adapters.items()]
-    try:
-        yield
-    except BaseException:
-        for name in set(net.domains) - known:
-            net.remove_domain(name)
-        for name in net.bases:
-            del net.bases[name]
-        for name, basis in bases.items():
-            net.bases[name] = basis
-        for name, domain in copies.items():
-            net.domains[name] = domain
-        for adapter, A in maps:
-            adapter.A = A
-        raise
 
 
 def _of(values: Any, name: str, place: int, needed: bool) -> Any:

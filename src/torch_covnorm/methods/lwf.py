@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..adapters import OwnWeights, double
+from ..adapters import CopiedWeights, shallow_copy
 from ..errors import CovNormError
 from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
@@ -40,7 +40,7 @@ def fork_(net: MultiDomainNetwork, name: str) -> Domain:
             "one with head="
         )
     if net.head_name not in domain.weights:
-        domain.weights[net.head_name] = OwnWeights(_head(net))
+        domain.weights[net.head_name] = CopiedWeights(_head(net))
     return domain
 
 
@@ -90,7 +90,7 @@ class OldHead:
         assert self.features is not None
         head = _head(self.net)
         weights = self.domain.weights[str(self.net.head_name)].parameters_for(head)
-        return double(head, weights)(self.features)
+        return shallow_copy(head, weights)(self.features)
 
     @torch.no_grad()
     def before(self, images: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ def _lwf(run: Run) -> None:
 def _piggyback(run: Run) -> None:
     run.add("mask")
     for name, mask in run.domain.weights.items():
-        mask.thaw_(run.net.backbone.get_submodule(name))
+        mask.unpack_(run.net.backbone.get_submodule(name))
     run.fit("train", run.config.training)
     run.domain.pack_()
 

@@ -1,31 +1,30 @@
-"""What a domain costs: parameters and bytes by kind, against denominators that have a name."""
+"""What a domain costs: parameters and bytes by category, and shares of named denominators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..errors import CovNormError
+from ..errors import CovNormError, choices
 from .domain import Domain, count
 from .network import MultiDomainNetwork
 
-KINDS = ("adapter", "bias", "norm", "head", "own", "mask", "shared")
+CATEGORIES = ("adapter", "bias", "norm", "head", "own", "mask", "shared")
 
 
 @dataclass(frozen=True)
 class Account:
     """The cost of one or several domains.
 
-    parameters: by kind. "adapter" as the paper counts, the matrices (a fine-tuned copy of weights
-        too); "bias" of the adapters; "norm" the affine part; "own" the domain's further module;
-        "mask" in units of 32 bits, rounded up; "shared" the bases that they use, each once.
-    mask_bits: 1 a masked weight.
-    bytes: by kind, as float32 files hold them; "norm" with its running statistics, masks packed.
-    denominators: parameters of the "network", of its "convolutions", and of the adapters that
-        method "ra" would have ("ra").
+    parameters: by category. "adapter": matrices as the paper counts, and copied weights. "bias": of
+        adapters. "norm": the affine part. "own": the domain's own module. "mask": in units of 32
+        bits, rounded up. "shared": the bases, each once.
+    mask_bits: 1 per masked weight.
+    bytes: by category, in float32 files. "norm" has the running statistics too; masks are packed.
+    denominators: the parameters of the "network", of its "convolutions", and of the adapters of
+        method "ra" ("ra").
     """
 
     parameters: dict[str, int]
@@ -46,42 +45,39 @@ class Account:
     def share(
         self, of: str = "network", kinds: Sequence[str] = ("adapter", "mask", "shared")
     ) -> float:
-        """These kinds of parameters as a share of a named denominator."""
-        for kind in kinds:
-            if kind not in self.parameters:
-                raise CovNormError(f"kind {kind!r}: choose of {', '.join(KINDS)}")
+        """Return the parameters of these categories as a share of a named denominator."""
+        for category in kinds:
+            if category not in CATEGORIES:
+                raise CovNormError(f"kind {category!r}: {choices(category, CATEGORIES)}")
         if of not in self.denominators:
-            raise CovNormError(f"of={of!r}: choose one of {', '.join(self.denominators)}")
+            raise CovNormError(f"of={of!r}: {choices(of, self.denominators)}")
         return sum(self.parameters[k] for k in kinds) / max(self.denominators[of], 1)
 
 
 def account(net: MultiDomainNetwork, names: str | Sequence[str]) -> Account:
-    """What domains cost in all; what they share is counted once."""
+    """Return the total cost of domains. What they share counts once."""
     names = [names] if isinstance(names, str) else list(names)
     if not names or len(set(names)) != len(names):
-        raise CovNormError(f"names={names!r}: give domains, each once")
-    parameters, size, bits = dict.fromkeys(KINDS, 0), dict.fromkeys(KINDS, 0), 0
-    for name in names:
-        for kind, number in _parameters(net.domain(name)).items():
-            parameters[kind] += number
-            size[kind] += 4 * number
-        for mask in net.domain(name).masks:
-            bits += mask.bits()
-            size["mask"] += -(-mask.bits() // 8)
-        size["norm"] += _statistics(net.domain(name))
-        size["bias"] += _centres(net.domain(name))
-        own = net.domain(name).own
-        size["own"] += 0 if own is None else sum(_size(b) for b in own.buffers())
+        raise CovNormError(f"names={names!r}: give at least one domain, and each only once")
+    domains = [net.domain(name) for name in names]
+    parameters, size, bits = dict.fromkeys(CATEGORIES, 0), dict.fromkeys(CATEGORIES, 0), 0
+    for domain in domains:
+        for category, number in domain.parameter_counts().items():
+            parameters[category] += number
+            size[category] += 4 * number
+        for category, number in _buffer_bytes(domain).items():
+            size[category] += number
+        bits += sum(mask.bits() for mask in domain.masks)
     parameters["mask"] = -(-bits // 32)
-    for basis in {net.domain(n).basis for n in names} - {None}:
-        shared = net.basis(str(basis))
-        parameters["shared"] += shared.num_parameters()
-        size["shared"] += sum(4 * b.numel() for b in shared.buffers())
+    for name in {d.basis for d in domains if d.basis is not None}:
+        basis = net.basis(name)
+        parameters["shared"] += basis.num_parameters()
+        size["shared"] += sum(4 * b.numel() for b in basis.buffers())
     return Account(parameters, bits, size, denominators(net))
 
 
 def denominators(net: MultiDomainNetwork) -> dict[str, int]:
-    """What shares are shares of; the network is counted with the head that it came with."""
+    """Return what shares are shares of. The network includes its original head."""
     convolutions = [m for m in net.backbone.modules() if isinstance(m, nn.Conv2d)]
     return {
         "network": count(net.backbone),
@@ -90,30 +86,19 @@ def denominators(net: MultiDomainNetwork) -> dict[str, int]:
     }
 
 
-def _parameters(domain: Domain) -> dict[str, int]:
-    adapters = [a for _, a in domain.adapters.items()]
-    own = count(domain.weights) - sum(count(mask) for mask in domain.masks)
-    found = domain.num_parameters()
+def _buffer_bytes(domain: Domain) -> dict[str, int]:
+    """Return the bytes of what a file holds besides parameters, by category."""
+    adapters = domain.adapters.values()
+    norms = [domain.norms, *(b for a in adapters for b in (a.B1, a.B2))]
+    own = [] if domain.own is None else domain.own.buffers()
+    centres = [b for A in domain.maps.values() for n, b in A.named_buffers() if n == "mu_x"]
     return {
-        "adapter": sum(a.paper_count() for a in adapters) + own,
-        "bias": sum(A.bias.numel() for A in domain.maps.values()),
-        "norm": found["norm"],
-        "head": found["head"],
-        "own": count(domain.own),
+        "norm": sum(_size(b) for norm in norms for b in norm.buffers()),
+        "bias": sum(map(_size, centres)),  # mu_x, which CovNorm keeps until M is absorbed
+        "own": sum(map(_size, own)),
+        "mask": sum(-(-mask.bits() // 8) for mask in domain.masks),
     }
 
 
-def _statistics(domain: Domain) -> int:
-    """Bytes of running statistics, with their counters."""
-    parts = [domain.norms, *(b for _, a in domain.adapters.items() for b in (a.B1, a.B2))]
-    return sum(_size(b) for part in parts for b in part.buffers())
-
-
-def _centres(domain: Domain) -> int:
-    """Bytes of the mu_x that CovNorm keeps until M is absorbed."""
-    maps = domain.maps.values()
-    return sum(_size(b) for A in maps for n, b in A.named_buffers() if n == "mu_x")
-
-
-def _size(tensor: torch.Tensor) -> int:
+def _size(tensor: Tensor) -> int:
     return tensor.numel() * (4 if tensor.is_floating_point() else tensor.element_size())

@@ -1,10 +1,10 @@
-"""What the domains of joint mode share: one C and W for all, and the moments they come from."""
+"""What the domains of joint mode share: one C and W per site, and the moments to extend them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 
@@ -14,27 +14,25 @@ from ..errors import CovNormError
 from ..stats.moments import Moments
 from ..stats.pooling import Felt
 from .modulemap import ModuleMap
-
-if TYPE_CHECKING:
-    from .network import MultiDomainNetwork
+from .protocol import Network
 
 FORMAT = "torch-covnorm basis"
 RECORD = "basis.json"
-Kind = Literal["covnorm", "svd"]
+Decomposition = Literal["covnorm", "svd"]
 
 
 class Basis(nn.Module):
-    """W, C and mu_x at every site, once for all its domains; kept in ``net.bases``.
+    """W, C and mu_x at every site, shared by all domains of the basis; see ``net.bases``.
 
-    `x` and `y` hold the global (N, mu, Sigma) of eq. 10 by site: constant storage, whatever the
-    number of domains, and all that a further domain needs; in the metric of the loss, `felt` too.
-    Joint SVD keeps none.
+    `x` and `y` hold the global (N, mu, Sigma) of eq. 10 by site: all that a further domain needs
+    to join, in constant space. With the metric of the loss, `felt` is needed too. Joint SVD keeps
+    none of them.
     """
 
     def __init__(
         self,
         name: str,
-        kind: Kind,
+        decomposition: Decomposition,
         factors: Mapping[str, SharedFactors],
         x: dict[str, Moments] | None = None,
         y: dict[str, Moments] | None = None,
@@ -43,7 +41,7 @@ class Basis(nn.Module):
     ) -> None:
         super().__init__()
         self.name = name
-        self.kind = kind
+        self.decomposition = decomposition
         self.factors = ModuleMap(factors)
         self.x = x or {}
         self.y = y or {}
@@ -51,22 +49,22 @@ class Basis(nn.Module):
         self.felt = felt or {}
 
     def extra_repr(self) -> str:
-        """What `print` shows of it."""
-        return f"{self.name!r}, {self.kind}, {self.num_parameters():,} shared"
+        """Return what `print` shows of it."""
+        return f"{self.name!r}, {self.decomposition}, {self.num_parameters():,} shared"
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the factors as they are now."""
+        """SHA-256 of the current factors."""
         return records.digest({k: v.float() for k, v in self.factors.state_dict().items()})
 
     @property
     def seen(self) -> int:
-        """N of eq. 10: rows of features of all its domains; 0 where none are kept."""
+        """N of eq. 10: rows of features from all domains; 0 if no moments are kept."""
         return max((int(m.n) for m in self.x.values()), default=0)
 
     def num_parameters(self) -> int:
-        """The numbers of all W and C."""
-        return sum(f.numbers() for _, f in self.factors.items())
+        """Return the number of entries of all W and C."""
+        return sum(f.numbers() for f in self.factors.values())
 
     @property
     def ranks(self) -> dict[str, tuple[int, int]]:
@@ -74,15 +72,28 @@ class Basis(nn.Module):
         return {site: f.ranks for site, f in self.factors.items()}
 
 
-def save(net: MultiDomainNetwork, basis: Basis, folder: Path) -> Path:
+class Packed(NamedTuple):
+    """A basis as plain JSON and tensors by name.
+
+    Factors are named ``site/W``, ``site/C`` and ``site/mu_x``; moments ``site/x/…``, ``site/y/…``
+    and ``site/felt/…``.
+    """
+
+    record: dict[str, Any]
+    factors: dict[str, Tensor]
+    moments: dict[str, Tensor]
+
+
+def save(net: Network, basis: Basis, folder: Path) -> Path:
     """Write a basis with its moments into a folder: safetensors and JSON."""
-    record, tensors = packed(net, basis)
+    record, factors, moments = packed(net, basis)
+    tensors = dict(sorted({**factors, **moments}.items()))
     records.write(folder / RECORD, FORMAT, record, tensors)
     return folder
 
 
-def load(net: MultiDomainNetwork, folder: Path) -> Basis:
-    """A basis, made beside the network from the files in a folder, all of it checked."""
+def load(net: Network, folder: Path) -> Basis:
+    """Read and check a basis from a folder. The network does not change."""
     file = folder / RECORD
     record = records.read(file, FORMAT)
     tensors = records.read_tensors(file, record)
@@ -90,50 +101,63 @@ def load(net: MultiDomainNetwork, folder: Path) -> Basis:
         return unpacked(net, record, tensors)
 
 
-def packed(net: MultiDomainNetwork, basis: Basis) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A basis as plain JSON and tensors by name; `unpacked` is the way back."""
-    tensors: dict[str, Tensor] = {}
-    for site, factors in basis.factors.items():
-        for key, value in factors.state_dict().items():
-            tensors[f"{site}/{key}"] = value.detach().cpu().float().contiguous()
-    for side, moments in (("x", basis.x), ("y", basis.y)):
-        for site, m in moments.items():
-            tensors.update({f"{site}/{side}/{k}": v.cpu() for k, v in m.state_dict().items()})
+def packed(net: Network, basis: Basis) -> Packed:
+    """Return a basis as plain JSON and tensors. `unpacked` does the reverse."""
+    factors: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
+    for site, shared in basis.factors.items():
+        for key, value in shared.state_dict().items():
+            factors[f"{site}/{key}"] = value.detach().cpu().float().contiguous()
+    for side, by_site in (("x", basis.x), ("y", basis.y)):
+        for site, m in by_site.items():
+            moments.update({f"{site}/{side}/{k}": v.cpu() for k, v in m.state_dict().items()})
     for site, felt in basis.felt.items():
-        tensors.update({f"{site}/felt/{k}": v.contiguous() for k, v in felt._asdict().items()})
+        moments.update({f"{site}/felt/{k}": v.contiguous() for k, v in felt._asdict().items()})
     record = {
         "name": basis.name,
-        "kind": basis.kind,
+        "kind": basis.decomposition,
         "settings": basis.settings,
         "fingerprint": basis.fingerprint,
         "backbone": {"class": type(net.backbone).__name__, "fingerprint": net.fingerprint},
         "sites": list(basis.factors),
     }
-    return record, dict(sorted(tensors.items()))
+    return Packed(record, dict(sorted(factors.items())), dict(sorted(moments.items())))
 
 
-def unpacked(net: MultiDomainNetwork, record: dict[str, Any], tensors: dict[str, Tensor]) -> Basis:
-    """A basis, made beside the network."""
+def rows_seen(moments: Mapping[str, Tensor]) -> int:
+    """Return `Basis.seen` from the moments of a packed basis."""
+    return max((int(n) for key, n in moments.items() if key.endswith("/x/n")), default=0)
+
+
+def unpacked(net: Network, record: dict[str, Any], tensors: Mapping[str, Tensor]) -> Basis:
+    """Return a basis from its record and all its tensors. The network does not change."""
     if record["backbone"]["fingerprint"] != net.fingerprint:
-        raise CovNormError("was made for another backbone")
-    if record["kind"] not in get_args(Kind) or set(record["sites"]) - set(net.sites):
-        raise CovNormError("has another kind or other sites than this network")
+        raise CovNormError("was made for another backbone: load it into a network on that backbone")
+    if record["kind"] not in get_args(Decomposition):
+        raise CovNormError(f"has the unknown kind {record['kind']!r}: update torch-covnorm")
+    if other := set(record["sites"]) - set(net.sites):
+        raise CovNormError(
+            f"has sites that this network does not have ({', '.join(sorted(other)[:4])}): build "
+            "the network with the same sites="
+        )
     factors: dict[str, SharedFactors] = {}
     x: dict[str, Moments] = {}
     y: dict[str, Moments] = {}
     felt: dict[str, Felt] = {}
     for site in record["sites"]:
-        if not all(t.isfinite().all() for k, t in tensors.items() if k.startswith(f"{site}/")):
-            raise CovNormError(f"site {site!r}: holds NaN or Inf")
-        parts = (tensors[f"{site}/W"], tensors.get(f"{site}/C"), tensors[f"{site}/mu_x"])
-        factors[site] = _checked(SharedFactors(*parts), net.sites[site].d_out, site)
+        parts = {
+            k.removeprefix(f"{site}/"): t for k, t in tensors.items() if k.startswith(f"{site}/")
+        }
+        if not all(t.isfinite().all() for t in parts.values()):
+            raise CovNormError(f"site {site!r}: contains NaN or Inf")
+        factors[site] = _factors(parts, net.sites[site].d_out, site)
         for side, moments in (("x", x), ("y", y)):
-            if f"{site}/{side}/n" in tensors:
-                moments[site] = Moments(len(tensors[f"{site}/{side}/mean"]))
+            if f"{side}/n" in parts:
+                moments[site] = Moments(len(parts[f"{side}/mean"]))
                 keys = moments[site].state_dict()
-                moments[site].load_state_dict({k: tensors[f"{site}/{side}/{k}"] for k in keys})
-        if f"{site}/felt/G" in tensors:
-            felt[site] = Felt(*(tensors[f"{site}/felt/{k}"] for k in Felt._fields))
+                moments[site].load_state_dict({k: parts[f"{side}/{k}"] for k in keys})
+        if "felt/G" in parts:
+            felt[site] = Felt(*(parts[f"felt/{k}"] for k in Felt._fields))
     basis = Basis(record["name"], record["kind"], factors, x, y, record["settings"], felt)
     if basis.fingerprint != record["fingerprint"]:
         raise CovNormError("is damaged (its fingerprint differs): restore it from a copy")
@@ -141,9 +165,9 @@ def unpacked(net: MultiDomainNetwork, record: dict[str, Any], tensors: dict[str,
     return basis.to(anchor.device, anchor.dtype)
 
 
-def _checked(factors: SharedFactors, d_out: int, site: str) -> SharedFactors:
-    W, C, mu_x = factors.W, factors.C, factors.mu_x
+def _factors(parts: Mapping[str, Tensor], d_out: int, site: str) -> SharedFactors:
+    W, C, mu_x = parts["W"], parts.get("C"), parts["mu_x"]
     good = W.ndim == 2 and mu_x.shape == W.shape[1:] and len(W) <= W.shape[1]
     if not good or (C is not None and (C.ndim != 2 or len(C) != d_out)):
-        raise CovNormError(f"site {site!r}: factors of the wrong shape")
-    return factors
+        raise CovNormError(f"site {site!r}: its factors have the wrong shape")
+    return SharedFactors(W, C, mu_x)

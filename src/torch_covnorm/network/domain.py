@@ -1,4 +1,4 @@
-"""A domain: one named task, with all that it owns."""
+"""A domain: one named task, and everything that belongs to it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from ..adapters import Adapter, LinearMap, MaskWeights, WeightAdapter
 from ..errors import CovNormError
 from .modulemap import ModuleMap
-from .prepared import Prepared
+from .prepared import DroppedModules, Prepared, prepare
+from .sites import Site
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 class Domain(nn.Module):
-    """Adapters by site, norms by the backbone's names, head, class names, what else is its own.
+    """Adapters by site, norms by their names in the backbone, head, class names.
 
-    `preprocessing` is any JSON value that says how images become inputs; it travels with the files.
-    `weights` are for domains that change the backbone's layers (FNFT, Piggyback), by layer; `basis`
-    names what a domain of joint mode shares with others.
+    own: a further module of the domain. preprocessing: any JSON value that describes how images
+    become inputs; it is saved with the domain. weights: replacements for the weights of layers
+    (FNFT, Piggyback), by layer. basis: the name of the basis that a domain of joint mode shares.
     """
 
     def __init__(
@@ -46,76 +47,104 @@ class Domain(nn.Module):
         self.own = own
         self.classes = classes
         self.preprocessing = preprocessing
-        self.prepared: Prepared | None = None  # `MultiDomainNetwork.prepare_`
+        self.prepared: Prepared | None = None
 
     def train(self, mode: bool = True) -> Domain:
-        """Training forgets what was prepared for inference."""
+        """Set training or eval mode. Training discards what was prepared for inference."""
         self.prepared = None if mode else self.prepared
         return super().train(mode)
 
+    def prepare_(self, sites: Mapping[str, Site], like: Tensor) -> None:
+        """Set eval mode and prepare it for many batches; see `MultiDomainNetwork.prepare_`."""
+        self.eval()
+        adapters, norms = dict(self.adapters.items()), dict(self.norms.items())
+        self.prepared = prepare(adapters, norms, sites, like, keep=self.basis is not None)
+
+    def drop_unprepared_(self) -> None:
+        """Drop what a prepared domain does not need to answer.
+
+        It keeps what was prepared, the head, weights and `own` module, and the norms without
+        running statistics, which cannot be prepared.
+        """
+        assert self.prepared is not None
+        done = self.prepared.names
+        self.norms = DroppedModules(
+            self.name, {n: norm for n, norm in self.norms.items() if n not in done}
+        )
+        self.adapters = DroppedModules(self.name)
+
     def _apply(self, fn: Any, recurse: bool = True) -> Domain:
         super()._apply(fn, recurse)
-        self.prepared = self.prepared and self.prepared.moved(fn)
+        self.prepared = self.prepared and self.prepared.map(fn)
         return self
 
     @property
     def runs_own(self) -> bool:
-        """Its own module runs on what the backbone returns; a container of modules does not."""
+        """Whether the own module runs on the backbone's output; a container does not."""
         return self.own is not None and not isinstance(self.own, nn.ModuleDict | nn.ModuleList)
 
     @property
     def width(self) -> int | None:
-        """How many numbers its head answers."""
+        """The number of outputs of the head."""
         return None if self.head is None else len(self.head.get_parameter("weight"))
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, classes={None if self.classes is None else len(self.classes)}"
 
-    def num_parameters(self) -> dict[str, int]:
-        """``adapter`` as the paper counts (matrices), ``norm`` (affine), ``head``, and ``total``.
-
-        Weights of the domain's own count as adapter: a copy as it is, a mask's bit as 1/32. The
-        total is every parameter that the domain ships: biases of adapters and its `own` module
-        too. Running statistics are buffers: they are in the file, not in this count. What a basis
-        shares is the network's: `cn.account` has it.
-        """
-        adapters = [a for _, a in self.adapters.items()]
+    def parameter_counts(self) -> dict[str, int]:
+        """Return the parameters by category, without masks; `Account` describes the categories."""
+        adapters = self.adapters.values()
         norms = [self.norms, *(b for a in adapters for b in (a.B1, a.B2))]
-        masks = sum(mask.bits() for mask in self.masks)
-        weights = count(self.weights) - sum(count(mask) for mask in self.masks) + -(-masks // 32)
+        copied = count(self.weights) - sum(count(mask) for mask in self.masks)
         return {
-            "adapter": sum(a.paper_count() for a in adapters) + weights,
+            "adapter": sum(a.paper_count() for a in adapters) + copied,
+            "bias": sum(A.bias.numel() for A in self.maps.values()),
             "norm": sum(count(n) for n in norms),
             "head": count(self.head),
-            "total": count(self) - count(self.weights) + weights,
+            "own": count(self.own),
+        }
+
+    def num_parameters(self) -> dict[str, int]:
+        """Return ``{"adapter", "norm", "head", "total"}``.
+
+        "adapter" is the paper's count: matrices, copied weights, and 1/32 per bit of a mask. "norm"
+        is the affine part. "total" also has the biases of adapters and the `own` module. Running
+        statistics are buffers and do not count. `account` also counts what a basis shares.
+        """
+        counts = self.parameter_counts()
+        masks = -(-sum(mask.bits() for mask in self.masks) // 32)
+        return {
+            "adapter": counts["adapter"] + masks,
+            "norm": counts["norm"],
+            "head": counts["head"],
+            "total": sum(counts.values()) + masks,
         }
 
     @property
     def bytes(self) -> int:
-        """Of memory: its state and what was prepared of it, each tensor once. A shared basis is the
-        network's."""
+        """Bytes of memory of its state and of what was prepared, without a shared basis."""
         tensors = [*self.state_dict().values()]
         tensors += [] if self.prepared is None else self.prepared.tensors
-        places = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
-        return sum(storage.nbytes() for storage in places.values())
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        return sum(storage.nbytes() for storage in storages.values())
 
     @property
     def maps(self) -> dict[str, LinearMap]:
-        """{site: A}, at the sites whose adapter has one."""
+        """{site: A}, for the sites whose adapter has an A."""
         return {site: a.A for site, a in self.adapters.items() if a.A is not None}
 
     @property
     def masks(self) -> list[MaskWeights]:
-        """Its masks on weights of the backbone."""
-        return [w for _, w in self.weights.items() if isinstance(w, MaskWeights)]
+        """The masks on weights of the backbone."""
+        return [w for w in self.weights.values() if isinstance(w, MaskWeights)]
 
     def pack_(self) -> None:
-        """Keep masks as 1 bit a weight, without the scores that trained them."""
+        """Keep masks as 1 bit per weight, and drop the scores that trained them."""
         for mask in self.masks:
             mask.pack_()
 
     def stored(self) -> dict[str, Tensor]:
-        """The tensors of its file, by name: its state, with masks packed."""
+        """Return the tensors to write to a file, by name: the state, with packed masks."""
         state = {k: v for k, v in self.state_dict().items() if not k.startswith("weights.")}
         for name, weight in self.weights.items():
             prefix = f"weights.{name.replace('.', '/')}"
@@ -124,43 +153,28 @@ class Domain(nn.Module):
 
 
 def check_name(name: object) -> str:
-    """Names become parts of paths and URLs later: only what is safe there."""
+    """Return the name of a domain or basis if it is safe in paths and URLs."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise CovNormError(
-            f"domain name {name!r}: use 1–64 of a–z, 0–9, '.', '_', '-', beginning with a letter "
-            "or digit"
+            f"domain name {name!r} is not valid: use 1–64 of a–z, 0–9, '.', '_', '-', starting "
+            "with a letter or digit"
         )
     return name
 
 
-def fresh_head(layer: nn.Linear | nn.Conv2d, classes: int) -> nn.Module:
-    """A new head in the place of a Linear or Conv2d layer."""
-    if isinstance(layer, nn.Linear):
-        return nn.Linear(layer.in_features, classes)
-    return nn.Conv2d(  # a head of groups becomes one of all
-        layer.in_channels,
-        classes,
-        layer.kernel_size,  # type: ignore[arg-type]
-        layer.stride,  # type: ignore[arg-type]
-        layer.padding,  # type: ignore[arg-type]
-        layer.dilation,  # type: ignore[arg-type]
-        padding_mode=layer.padding_mode,
-    )
-
-
 def class_names(classes: Sequence[str] | int | None) -> tuple[str, ...] | None:
-    """Class names as a tuple; a number gives "0", "1", …"""
+    """Return class names as a tuple; a number n gives "0" … "n-1"."""
     if classes is None:
         return None
     if isinstance(classes, bool | str):
-        raise CovNormError(f"classes={classes!r}: give a list of names, or how many")
+        raise CovNormError(f"classes={classes!r}: give a list of names or a number")
     listed = range(int(classes)) if isinstance(classes, Integral | int) else classes
     names = tuple(map(str, listed))
     if not names or len(set(names)) != len(names):
-        raise CovNormError(f"classes={classes!r}: give at least one, each name once")
+        raise CovNormError(f"classes={classes!r}: give at least one class, and each name only once")
     return names
 
 
 def count(module: nn.Module | None) -> int:
-    """Parameters of a module, or of none."""
+    """Return the number of parameters of a module; 0 for None."""
     return 0 if module is None else sum(p.numel() for p in module.parameters())

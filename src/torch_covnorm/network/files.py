@@ -1,38 +1,36 @@
 """A domain as files: tensors in safetensors, the rest in JSON, nothing pickled.
 
 Everything is checked before the network changes: checksums, format, the backbone's fingerprint,
-sites, shapes, dtypes, finiteness.
+sites, shapes, dtypes and finiteness.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import records
-from ..adapters import WeightAdapter, build, own_weights
+from ..adapters import WeightAdapter, build, weight_adapters
 from ..errors import CovNormError
+from .basis import Basis
 from .domain import Domain, check_name
+from .fresh import make_domain
+from .protocol import Network
 from .sites import weight_layers
 
-if TYPE_CHECKING:
-    from .basis import Basis
-    from .network import MultiDomainNetwork
-
 FORMAT = "torch-covnorm domain"
-SCALE = "#scale"  # beside an int8 matrix; no module's name has a "#"
 RECORD = "domain.json"
-DTYPES = (torch.float32, torch.float16)
-STORED = (*DTYPES, torch.int8)
+SCALE = "#scale"  # suffix of the scales of an int8 matrix; no module's name contains "#"
+LOADED = (torch.float32, torch.float16)  # dtypes of floats in a file, int8 with its scales apart
 STATISTICS = ("num_batches_tracked", "running_mean", "running_var")
 
 
 def fingerprint(backbone: nn.Module, head: str | None) -> str:
-    """SHA-256 of the backbone's weights and statistics, by name; without the replaced head."""
+    """Return SHA-256 of the backbone's weights and statistics by name, without the head."""
     state = {
         name: tensor
         for name, tensor in backbone.state_dict().items()
@@ -43,8 +41,8 @@ def fingerprint(backbone: nn.Module, head: str | None) -> str:
     return records.digest(state)
 
 
-def save(net: MultiDomainNetwork, domain: Domain, folder: Path, dtype: torch.dtype) -> Path:
-    """Write a domain's two files into a folder; the same domain gives the same bytes."""
+def save(net: Network, domain: Domain, folder: Path, dtype: torch.dtype) -> Path:
+    """Write a domain's two files into a folder. Equal domains give equal bytes."""
     record, tensors = packed(net, domain, dtype)
     try:
         records.write(folder / RECORD, FORMAT, record, tensors)
@@ -53,8 +51,8 @@ def save(net: MultiDomainNetwork, domain: Domain, folder: Path, dtype: torch.dty
     return folder
 
 
-def load(net: MultiDomainNetwork, folder: Path, name: str | None, own: nn.Module | None) -> Domain:
-    """A domain, made beside the network from the files in a folder."""
+def load(net: Network, folder: Path, name: str | None, own: nn.Module | None) -> Domain:
+    """Read and check a domain from a folder. The network does not change."""
     file = folder / RECORD
     record = records.read(file, FORMAT)
     with records.blame(file):
@@ -64,19 +62,27 @@ def load(net: MultiDomainNetwork, folder: Path, name: str | None, own: nn.Module
 
 
 def packed(
-    net: MultiDomainNetwork, domain: Domain, dtype: torch.dtype
+    net: Network, domain: Domain, dtype: torch.dtype
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A domain as plain JSON and tensors by name; `unpacked` is the way back.
+    """Return a domain as plain JSON and tensors by name. `unpacked` does the reverse.
 
-    In float16 a tensor that would overflow there keeps float32. In int8 matrices are whole numbers
-    with a scale a row (`rows_as_int8`), and all else is float16. Statistics of norms that are the
-    backbone's own (``Training(norms="frozen")``) are not stored but taken from it again.
+    With float16, a tensor that would overflow stays float32. With int8, matrices are whole numbers
+    with one scale per row (`rows_as_int8`), and everything else is float16. Running statistics
+    that equal the backbone's are not stored; they are taken from it again.
     """
-    if dtype not in STORED:
+    if dtype not in (*LOADED, torch.int8):
         raise CovNormError(f"dtype={dtype}: domains are stored as float32, float16 or int8")
-    state, frozen = _without_statistics(net, domain.stored())
-    tensors = _stored(state, dtype)
-    basis = None if domain.basis is None else net.basis(domain.basis)
+    state = domain.stored()
+    statistics = {k for k in state if _is_statistic(k)}
+    shared = bool(statistics) and _are_the_backbones(net, state, statistics)
+    if shared:
+        state = {k: v for k, v in state.items() if k not in statistics}
+    if domain.basis is not None and domain.basis not in net.bases:
+        raise CovNormError(
+            f"domain {domain.name!r}: its basis {domain.basis!r} is not in this network: load it "
+            "with net.load_basis"
+        )
+    basis = None if domain.basis is None else net.bases[domain.basis]
     record = {
         "name": domain.name,
         "classes": None if domain.classes is None else list(domain.classes),
@@ -89,40 +95,51 @@ def packed(
         "weights": {name: weight.kind for name, weight in domain.weights.items()},
         "basis": basis and {"name": basis.name, "fingerprint": basis.fingerprint},
         "own": domain.own is not None,
-        "statistics": "backbone" if frozen else "own",
+        "statistics": "backbone" if shared else "own",
     }
-    return record, tensors
+    return record, _in_dtype(state, dtype)
 
 
-def _without_statistics(
-    net: MultiDomainNetwork, state: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], bool]:
-    """The state without the norms' statistics, if all of them are the backbone's to the bit."""
+def _are_the_backbones(net: Network, state: Mapping[str, Tensor], statistics: set[str]) -> bool:
+    """Return whether all running statistics equal the backbone's to the bit."""
     whole = net.backbone.state_dict()
-    found = {k for k in state if _is_statistic(k)}
-    for key in found:
+    for key in statistics:
         _, name, rest = key.split(".", 2)
         theirs = whole.get(f"{name.replace('/', '.')}.{rest}")
         if theirs is None or not torch.equal(state[key].cpu(), theirs.cpu()):
-            return state, False
-    return {k: v for k, v in state.items() if k not in found}, bool(found)
+            return False
+    return True
 
 
 def _is_statistic(key: str) -> bool:
     return key.startswith("norms.") and key.endswith(STATISTICS)
 
 
-def check_record(record: dict[str, Any], net: MultiDomainNetwork, own: nn.Module | None) -> None:
-    """Refuse a record of another network, before its tensors are read."""
-    _check_backbone(record, net)
-    _basis(record.get("basis"), net)
+def check_record(record: dict[str, Any], net: Network, own: nn.Module | None) -> None:
+    """Refuse a record that does not fit the network, before its tensors are read."""
+    backbone = record["backbone"]
+    if backbone["fingerprint"] != net.fingerprint:
+        raise CovNormError(
+            f"was made for another backbone ({backbone['class']} {backbone['fingerprint'][:12]}); "
+            f"this network has {type(net.backbone).__name__} {net.fingerprint[:12]}"
+        )
+    if differ := sorted(set(record["sites"]) ^ set(net.sites)):
+        raise CovNormError(
+            f"has other sites than this network ({', '.join(differ[:4])}): build the network with "
+            "the same sites="
+        )
+    for name, site in net.sites.items():
+        shape, wanted = record["sites"][name]["shape"], [site.d_out, site.d_in]
+        if shape != wanted:
+            raise CovNormError(f"site {name!r} has shape {shape}, but the network has {wanted}")
+    _find_basis(record.get("basis"), net)
     if record["own"] != (own is not None):
         word = "with" if record["own"] else "without"
         raise CovNormError(f"the domain was saved {word} an own module: pass the same as own=")
 
 
 def unpacked(
-    net: MultiDomainNetwork,
+    net: Network,
     record: dict[str, Any],
     tensors: dict[str, Tensor],
     name: str | None,
@@ -130,11 +147,14 @@ def unpacked(
     file: Path,
     tensor_file: Path,
 ) -> Domain:
-    """A domain, made beside the network; the two files are named in what is wrong with them."""
+    """Return a domain from its record and tensors. The network does not change.
+
+    Errors name `file` or `tensor_file`, wherever the fault is.
+    """
     with records.blame(tensor_file):
         tensors = from_int8(tensors)
     with records.blame(file):
-        basis = _basis(record.get("basis"), net)
+        basis = _find_basis(record.get("basis"), net)
         _check_classes(record["classes"], tensors.get("head.weight"), tensor_file)
         adapters = {}
         for site in net.sites.values():
@@ -143,12 +163,12 @@ def unpacked(
             adapters[site.name] = build(
                 config, site.spatial, site.d_in, site.d_out, site.name, shared
             )
-        weights = _weights(record.get("weights", {}), net)
+        weights = _build_weights(record.get("weights", {}), net)
         if weights and not all(a.idle for a in adapters.values()):
-            raise CovNormError("has adapters behind layers whose weights it replaces")
+            raise CovNormError("has adapters at layers whose weights it replaces")
         name = check_name(record["name"]) if name is None else name
-        domain = net.make_domain(
-            name, adapters, record["classes"], own, record["preprocessing"], weights
+        domain = make_domain(
+            net, name, adapters, record["classes"], own, record["preprocessing"], weights
         )
         domain.basis = None if basis is None else basis.name
     with records.blame(tensor_file):
@@ -156,50 +176,56 @@ def unpacked(
     return domain
 
 
-def _weights(kinds: dict[str, str], net: MultiDomainNetwork) -> dict[str, WeightAdapter]:
-    """Empty weights of a domain's own for the layers of the backbone: all of them, or none."""
+def _build_weights(kinds: dict[str, str], net: Network) -> dict[str, WeightAdapter]:
+    """Return new weight adapters for all layers of the backbone, or none."""
     if not kinds:
         return {}
     kind = next(iter(kinds.values()))
-    with_head = net.head_name in kinds and kind == "own"  # a fork of lwf
+    with_head = net.head_name in kinds and kind == "own"  # a fork made by lwf
     layers = weight_layers(net.backbone, kind, None if with_head else net.head_name)
     if set(kinds) != set(layers) or set(kinds.values()) != {kind}:
         differ = sorted(set(kinds) ^ set(layers)) or sorted(set(kinds.values()))
         raise CovNormError(f"has weights for other layers or kinds: {', '.join(differ[:4])}")
-    return own_weights(kind, layers, packed=True)
+    return weight_adapters(kind, layers, packed=True)
 
 
-def _basis(wanted: dict[str, str] | None, net: MultiDomainNetwork) -> Basis | None:
+def _find_basis(wanted: dict[str, str] | None, net: Network) -> Basis | None:
     if wanted is None:
         return None
-    for _, basis in net.bases.items():
+    for basis in net.bases.values():
         if basis.fingerprint == wanted["fingerprint"]:
             return basis
     shares = f"shares the basis {wanted['name']!r} ({wanted['fingerprint'][:12]})"
     if wanted["name"] in net.bases:
         raise CovNormError(
-            f"{shares}, and this network has another one of that name, as it was before or will "
-            "be: load both into a new network"
+            f"{shares}, but this network has another version of it: load both the basis and the "
+            "domain into a new network"
         )
-    raise CovNormError(f"{shares}, which this network does not have: net.load_basis it first")
+    raise CovNormError(f"{shares}, which this network does not have: call net.load_basis first")
 
 
-def _stored(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Tensors as a file has them, by name."""
-    small = torch.float16 if dtype == torch.int8 else dtype
+def _in_dtype(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the tensors as a file of this dtype holds them, by name."""
     out = {}
-    for name, tensor in sorted(state.items()):
-        matrix = tensor.is_floating_point() and tensor.ndim >= 2 and tensor.numel() > 0
-        if dtype == torch.int8 and matrix:
-            whole = _rounded(name, tensor, torch.float32)
-            out[name], out[name + SCALE] = rows_as_int8(whole)
-        else:
-            out[name] = _rounded(name, tensor, small)
+    for name, tensor in state.items():
+        whole = tensor.detach().cpu().contiguous().clone()  # tied weights are stored twice
+        if whole.is_floating_point():
+            whole = whole.float()
+            if not whole.isfinite().all():
+                raise CovNormError(
+                    f"tensor {name!r} contains NaN or Inf, so the domain was not saved: retrain it"
+                )
+            if dtype == torch.int8 and whole.ndim >= 2 and whole.numel() > 0:
+                whole, out[name + SCALE] = rows_as_int8(whole)
+            else:
+                small = whole.to(torch.float16 if dtype == torch.int8 else dtype)
+                whole = small if small.isfinite().all() else whole
+        out[name] = whole
     return dict(sorted(out.items()))
 
 
 def rows_as_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A float matrix (n, …) as int8 and a scale (n,) a row: ``row ≈ scale · whole numbers``."""
+    """Return a float matrix (n, …) as int8 and a scale (n,): ``row ≈ scale · whole numbers``."""
     scale = matrix.flatten(1).abs().amax(1) / 127
     safe = scale.clamp(min=torch.finfo(torch.float32).tiny)
     whole = (matrix / safe.reshape(-1, *[1] * (matrix.ndim - 1))).round().clamp(-127, 127)
@@ -207,7 +233,7 @@ def rows_as_int8(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Undo `rows_as_int8` for every matrix that has a scale beside it."""
+    """Undo `rows_as_int8` for every matrix that has a scale."""
     out = {k: v for k, v in tensors.items() if not k.endswith(SCALE)}
     for key, scale in tensors.items():
         name = key.removesuffix(SCALE)
@@ -215,71 +241,46 @@ def from_int8(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             continue
         whole = tensors.get(name)
         if whole is None or whole.dtype != torch.int8 or scale.dtype != torch.float32:
-            raise CovNormError(f"tensor {key!r} is the scale of no int8 matrix")
+            raise CovNormError(f"tensor {key!r} must be the float32 scale of an int8 matrix")
         if scale.shape != whole.shape[:1] or not scale.isfinite().all() or (scale < 0).any():
-            raise CovNormError(f"tensor {key!r} is no scale of {tuple(whole.shape)}")
+            raise CovNormError(
+                f"tensor {key!r} must be one finite scale ≥ 0 per row of {tuple(whole.shape)}"
+            )
         out[name] = whole.float() * scale.reshape(-1, *[1] * (whole.ndim - 1))
     return out
 
 
-def _rounded(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    tensor = tensor.detach().cpu().contiguous().clone()  # tied weights are stored twice
-    if not tensor.is_floating_point():
-        return tensor
-    tensor = tensor.float()
-    if not tensor.isfinite().all():
-        raise CovNormError(f"tensor {name!r} holds NaN or Inf: not saved; train the domain anew")
-    small = tensor.to(dtype)
-    return small if small.isfinite().all() else tensor
-
-
 def _check_classes(classes: object, head: Tensor | None, tensor_file: Path) -> None:
-    """Before anything is built to their number."""
+    """Check the classes before anything of that size is built."""
     if classes is None:
         return
     if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
-        raise CovNormError("classes are no list of names")
+        raise CovNormError("classes must be a list of names")
     if head is not None and len(head) != len(classes):
-        raise CovNormError(f"{len(classes)} classes, but a head of {len(head)} in {tensor_file}")
-
-
-def _check_backbone(record: dict[str, Any], net: MultiDomainNetwork) -> None:
-    backbone = record["backbone"]
-    if backbone["fingerprint"] != net.fingerprint:
         raise CovNormError(
-            f"was made for another backbone ({backbone['class']} {backbone['fingerprint'][:12]}), "
-            f"this one is {type(net.backbone).__name__} {net.fingerprint[:12]}"
+            f"{len(classes)} classes, but the head in {tensor_file} has {len(head)} outputs"
         )
-    if set(record["sites"]) != set(net.sites):
-        differ = sorted(set(record["sites"]) ^ set(net.sites))
-        raise CovNormError(f"has other sites than this network ({', '.join(differ[:4])}): sites=")
-    for name, site in net.sites.items():
-        if record["sites"][name]["shape"] != [site.d_out, site.d_in]:
-            raise CovNormError(
-                f"site {name!r} has shape {record['sites'][name]['shape']}, "
-                f"the network has {[site.d_out, site.d_in]}"
-            )
 
 
-def _fill_(domain: Domain, tensors: dict[str, Tensor], frozen: bool) -> None:
-    """Check and take over all tensors; `frozen`: the norms' statistics are the backbone's."""
-    own = domain.state_dict()
-    own = {k: v for k, v in own.items() if not (frozen and _is_statistic(k))}
-    if set(own) != set(tensors):
-        differ = sorted(set(own) ^ set(tensors))
+def _fill_(domain: Domain, tensors: dict[str, Tensor], shared: bool) -> None:
+    """Check and copy all tensors. `shared`: running statistics are the backbone's, not stored."""
+    state = domain.state_dict()
+    state = {k: v for k, v in state.items() if not (shared and _is_statistic(k))}
+    if differ := sorted(set(state) ^ set(tensors)):
         raise CovNormError(f"has other tensors than the domain needs: {', '.join(differ[:4])}")
     for name, tensor in tensors.items():
-        if tensor.shape != own[name].shape:
+        wanted = state[name]
+        if tensor.shape != wanted.shape:
             raise CovNormError(
-                f"tensor {name!r} is {tuple(tensor.shape)}, needs {tuple(own[name].shape)}"
+                f"tensor {name!r} has shape {tuple(tensor.shape)}, needs {tuple(wanted.shape)}"
             )
-        allowed = DTYPES if own[name].is_floating_point() else (own[name].dtype,)
+        allowed = LOADED if wanted.is_floating_point() else (wanted.dtype,)
         if tensor.dtype not in allowed:
-            raise CovNormError(f"tensor {name!r} is {tensor.dtype}, needs one of {allowed}")
+            raise CovNormError(f"tensor {name!r} has dtype {tensor.dtype}, needs one of {allowed}")
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise CovNormError(f"tensor {name!r} holds NaN or Inf")
+            raise CovNormError(f"tensor {name!r} contains NaN or Inf")
         if name.endswith("running_var") and (tensor < 0).any():
-            raise CovNormError(f"tensor {name!r} holds a negative variance")
+            raise CovNormError(f"tensor {name!r} contains a negative variance")
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+            state[name].copy_(tensor)

@@ -1,9 +1,9 @@
-"""Fold a domain into the backbone's own layers: a plain network, equal outputs, no added cost."""
+"""Fold a domain into the layers of the backbone: a plain network with the same outputs."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -12,21 +12,19 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..adapters import Adapter, JointMap, fold, merged_weight
 from ..errors import CovNormError
 from .domain import Domain
+from .protocol import Network
 from .routing import plain_copy
 from .sites import Layer, Site
 
-if TYPE_CHECKING:
-    from .network import MultiDomainNetwork
-
 
 @torch.no_grad()
-def merge(net: MultiDomainNetwork, domain: Domain) -> nn.Module:
-    """A copy of the backbone, in eval mode, that computes what ``net(x, domain=…)`` computes.
+def merge(net: Network, domain: Domain) -> nn.Module:
+    """Return a copy of the backbone, in eval mode, that computes ``net(x, domain=…)``.
 
-    Series and 1×1 adapters multiply into the layer's weight, parallel ones add to its centre tap,
-    B1 and B2 go along; the backbone's own norms take the domain's values. A grouped layer becomes
-    an ungrouped one, since its product with a full A is dense. A domain whose `own` module runs
-    behind the backbone gives ``nn.Sequential(backbone, own)``.
+    Series and 1×1 adapters multiply the layer's weight, parallel ones add to its centre tap, both
+    together with B1 and B2. The norms of the copy are the domain's. A grouped layer becomes
+    ungrouped, because its product with a full A is dense. If the domain has an `own` module that
+    runs after the backbone, the result is ``nn.Sequential(backbone, own)``.
     """
     plain = plain_copy(net.backbone)
     for name, weight in domain.weights.items():
@@ -49,14 +47,17 @@ def merge(net: MultiDomainNetwork, domain: Domain) -> nn.Module:
 
 
 def _fold_into_(layer: Layer, site: Site, adapter: Adapter) -> None:
-    """Give a layer the weight and bias that hold its adapter: in float64, rounded once."""
+    """Fold an adapter into the weight and bias of a layer: in float64, rounded once."""
     if adapter.idle:
         return
     if is_parametrized(layer):
-        raise CovNormError(f"site {site.name!r}: remove the parametrization of its weight first")
+        raise CovNormError(
+            f"site {site.name!r}: its weight is parametrized, so the adapter cannot be folded into "
+            "it. Remove the parametrization first."
+        )
     before, device = copy.deepcopy(layer), layer.weight.device
     adapter, layer64 = copy.deepcopy(adapter).cpu().double(), copy.deepcopy(layer).cpu().double()
-    if isinstance(adapter.A, JointMap):  # what it shares is no part of its copy
+    if isinstance(adapter.A, JointMap):  # the copy still refers to the original factors
         adapter.A.share(copy.deepcopy(adapter.A.shared).cpu().double())
     folded = fold([adapter], site.d_in, site.d_out, layer64.weight)
     weight, bias = merged_weight(layer64, folded)
@@ -69,16 +70,16 @@ def _fold_into_(layer: Layer, site: Site, adapter: Adapter) -> None:
 
 
 def _check_subclass(layer: Layer, before: Layer, adapter: Adapter, site: Site) -> None:
-    """A subclass may do more with its weight than a layer does: try a batch through both."""
+    """Compare both ways on a batch, because a subclass may change its weight as it runs."""
     if isinstance(layer, nn.Conv2d):
         spans = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
         x = torch.randn(2, site.d_in, *(d * (k - 1) + 1 + 2 * s for k, d, s in spans))
     else:
         x = torch.randn(2, site.d_in)
     expected = adapter.eval()(before.cpu().double(), x.double())
-    found = copy.deepcopy(layer).cpu().double()(x.double())
-    if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
+    merged = copy.deepcopy(layer).cpu().double()(x.double())
+    if not torch.allclose(merged, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
         raise CovNormError(
             f"site {site.name!r}: {type(layer).__name__} changes its weight as it runs, so the "
-            "adapter cannot be folded into it; leave it out of sites=, or do not merge"
+            "adapter cannot be folded into it. Leave it out of sites=, or do not merge."
         )

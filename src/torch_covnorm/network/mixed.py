@@ -1,4 +1,4 @@
-"""The two ends of a mixed batch: which domains must run apart, and the answers put together."""
+"""Mixed batches: split them into passes where necessary, and put the outputs together."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .routing import Call
 
 
 def groups(domains: Sequence[Domain], places: Sequence[int]) -> list[list[int]]:
-    """The samples of each pass: a domain with weights of its own runs apart, all others at once.
+    """Return the samples of each pass: one per domain that replaces weights, one for all others.
 
-    places (n,) names each sample's domain.
+    places (n,): for each sample, the position of its domain in `domains`.
     """
     passes: dict[int, list[int]] = {}
     for sample, place in enumerate(places):
@@ -24,20 +24,20 @@ def groups(domains: Sequence[Domain], places: Sequence[int]) -> list[list[int]]:
     return list(passes.values())
 
 
-def run_apart(
+def run_passes(
     run: Callable[..., Any],
     names: Sequence[str],
     passes: Sequence[Sequence[int]],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    owned: bool,
+    as_list: bool,
 ) -> Any:
-    """One call a pass, each with its own samples; the answers in the batch's order.
+    """Call `run` once per pass with its samples, and return the outputs in the order of the batch.
 
-    Arguments that are tensors of as many rows as the batch are split with it. Where `own` modules
-    ran, the answers are a list, as when nothing runs apart.
+    Tensor arguments with as many rows as the batch are split with it. The outputs are a list
+    if they differ in shape, or if `as_list`.
     """
-    answers: list[Any] = [None] * len(names)
+    outputs: list[Any] = [None] * len(names)
     for samples in passes:
         rows = torch.tensor(samples)
 
@@ -50,41 +50,42 @@ def run_apart(
         out = run(*map(take, args), domain=one, **{k: take(v) for k, v in kwargs.items()})
         if not isinstance(out, Tensor | list) or len(out) != len(samples):
             raise CovNormError(_unsplittable(out))
-        for i, answer in zip(samples, out, strict=True):
-            answers[i] = answer
-    alike = all(isinstance(a, Tensor) for a in answers) and len({a.shape for a in answers}) == 1
-    return torch.stack(answers) if alike and not owned else answers
+        for i, output in zip(samples, out, strict=True):
+            outputs[i] = output
+    alike = all(isinstance(o, Tensor) for o in outputs) and len({o.shape for o in outputs}) == 1
+    return torch.stack(outputs) if alike and not as_list else outputs
 
 
 def finish(out: Any, call: Call) -> Any:
-    """Each domain's own module on its part, and answers of unequal length apart."""
+    """Run the own modules on the backbone's output, and separate outputs of unequal length."""
     if call.places is None:
-        return _own(call.domains[0], out)
+        return _run_own(call.domains[0], out)
     widths = [d.width for d in call.domains]
     if None in widths and len(set(widths)) > 1:
-        raise CovNormError("domains with and without a head in one batch: run them apart")
-    owned = any(d.runs_own for d in call.domains)
-    if not owned and len(set(widths)) == 1:
+        raise CovNormError(
+            "domains with and without a head cannot share a batch: run them separately"
+        )
+    if not any(d.runs_own for d in call.domains) and len(set(widths)) == 1:
         return out
     if not isinstance(out, Tensor) or len(out) != len(call.places):
         raise CovNormError(_unsplittable(out))
     conv_head = isinstance(call.domains[0].head, nn.Conv2d)
-    answers = []
+    outputs = []
     for row, i in zip(out, call.places, strict=True):
         width = widths[i]
         if width is not None and len(set(widths)) > 1:
             row = row[:width] if conv_head else row[..., :width]
-        answer = _own(call.domains[i], row[None])
-        answers.append(answer[0] if isinstance(answer, Tensor) else answer)
-    return answers
+        output = _run_own(call.domains[i], row[None])
+        outputs.append(output[0] if isinstance(output, Tensor) else output)
+    return outputs
 
 
-def _own(domain: Domain, out: Any) -> Any:
+def _run_own(domain: Domain, out: Any) -> Any:
     return domain.own(out) if domain.runs_own and domain.own is not None else out
 
 
 def _unsplittable(out: Any) -> str:
     return (
-        f"the backbone returns {type(out).__name__}, which cannot be split by sample: run one "
-        "domain at a time"
+        f"the backbone returned a {type(out).__name__}, which cannot be split by sample. Run one "
+        "domain at a time."
     )

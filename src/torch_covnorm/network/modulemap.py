@@ -1,4 +1,4 @@
-"""Modules by any name."""
+"""A mapping of modules that accepts any name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 class ModuleMap(nn.Module):
-    """Modules by any name: with dots (``features.0``), or one nn.ModuleDict refuses (``train``)."""
+    """Modules by name. Unlike nn.ModuleDict it accepts dots and names such as ``train``."""
 
     def __init__(self, modules: Mapping[str, nn.Module] | None = None) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class ModuleMap(nn.Module):
         return self._modules[self._keys[name]]
 
     def __setitem__(self, name: str, module: nn.Module) -> None:
-        key = name.replace(".", "/")  # nn.Module's own separator
+        key = name.replace(".", "/")  # nn.Module uses the dot as separator
         self._modules[key] = module
         self._keys[name] = key
 
@@ -38,9 +38,20 @@ class ModuleMap(nn.Module):
         return len(self._keys)
 
     def keys(self) -> list[str]:
-        """The names, in the order in which they came."""
+        """Return the names in insertion order."""
         return list(self)
 
+    def values(self) -> list[Any]:
+        """Return the modules in insertion order."""
+        return [self[name] for name in self]
+
     def items(self) -> list[tuple[str, Any]]:
-        """Names and modules."""
+        """Return the pairs of name and module in insertion order."""
         return [(name, self[name]) for name in self]
+
+    def replace_all(self, modules: Mapping[str, nn.Module]) -> None:
+        """Hold exactly these modules from now on."""
+        for name in self:
+            del self[name]
+        for name, module in modules.items():
+            self[name] = module

@@ -1,8 +1,8 @@
-"""How a call reaches the domain's own parts: the domain travels with the call.
+"""How a call of the network reaches the parts of its domain.
 
-A routed layer stays where it is in the backbone, of its own class and with its own weights; only
-its `forward` first asks the call under way. That call is a context variable, so threads and tasks
-do not see each other's, and outside a call the backbone is the plain network it was.
+A routed layer keeps its place in the backbone, its class and its weights. Only its `forward` first
+looks up the current call, which is a context variable: threads and tasks do not see each other's
+calls. Outside a call, the backbone is the plain network that it was.
 """
 
 from __future__ import annotations
@@ -10,51 +10,64 @@ from __future__ import annotations
 import contextlib
 import copy
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..adapters import base_forward, double, fold, run_folded, scale_shifts
+from ..adapters import base_forward, fold, run_folded, scale_shifts, shallow_copy
 from ..errors import CovNormError
-from .prepared import norms_of, site_of
+from .domain import Domain
+from .prepared import prepared_norms, prepared_site
 from .sites import Layer, Site
-
-if TYPE_CHECKING:
-    from .domain import Domain
 
 _CALL: ContextVar[Call | None] = ContextVar("covnorm_call", default=None)
 _STEPWISE: ContextVar[bool] = ContextVar("covnorm_stepwise", default=False)
 
-# What a routed layer is: ("site", Site), or "norm" or "head" with its name.
-Role = tuple[str, Any]
+
+@dataclass(frozen=True)
+class RoutedNorm:
+    """A BatchNorm of the backbone: each domain has its own copy."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class RoutedHead:
+    """The layer that each domain replaces with its head."""
+
+    name: str
+
+
+Role = Site | RoutedNorm | RoutedHead  # what a routed layer of the backbone is
 
 
 def check_plain(layer: nn.Module) -> None:
-    """Refuse a layer whose forward is somebody's already."""
+    """Refuse a layer whose forward was replaced before."""
     if "forward" in vars(layer):
         raise CovNormError(
-            f"{type(layer).__name__} is wrapped already, perhaps by another MultiDomainNetwork: "
-            "give each a backbone of its own, loaded anew or copied (copy.deepcopy) before wrapping"
+            f"{type(layer).__name__} is already wrapped, perhaps by another MultiDomainNetwork. "
+            "Give each network its own backbone: reload it, or copy.deepcopy it before wrapping."
         )
 
 
 def route_(layer: nn.Module) -> None:
-    """Let a layer of the backbone ask the call under way before it runs."""
+    """Make a layer of the backbone look up the current call before it runs."""
     layer.forward = types.MethodType(_routed_forward, layer)
-    # With a hook on it, no fused kernel (nn.TransformerEncoderLayer's) reads the weight past us.
+    # A hook disables fused kernels (nn.TransformerEncoderLayer's), which read the weight directly.
     layer.register_forward_pre_hook(_no_shortcut)
 
 
 def _no_shortcut(layer: nn.Module, args: Any) -> None:
-    """Changes nothing."""
+    """Do nothing."""
 
 
 def plain_copy(module: nn.Module) -> nn.Module:
-    """A copy of a module whose layers ask nobody."""
+    """Return a copy of a module without routing."""
     copied = copy.deepcopy(module)
     for layer in copied.modules():
         if getattr(vars(layer).get("forward"), "__func__", None) is _routed_forward:
@@ -69,31 +82,32 @@ def _routed_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
     call = _CALL.get()
     if call is None and torch._C._current_graph_task_id() != -1:
         raise CovNormError(
-            "a layer runs again during backward, outside the call that named its domain: switch "
-            "gradient checkpointing off"
+            "a layer runs again during backward, when the domain of its call is no longer known. "
+            "Switch gradient checkpointing off."
         )
-    role = call.roles.get(layer) if call is not None else None
+    role = None if call is None else call.roles.get(layer)
     if call is None or role is None:
         return type(layer).forward(layer, *args, **kwargs)
-    kind, what = role
-    if "input" in kwargs:
-        args = (kwargs.pop("input"),)
-    return getattr(call, kind)(layer, what, *args, **kwargs)
+    return call.run(layer, role, *args, **kwargs)
 
 
 @contextlib.contextmanager
-def stepwise() -> Iterator[None]:
-    """Inside, adapters run module by module in eval mode too, so that hooks see B1, A and B2."""
-    token = _STEPWISE.set(True)
+def _setting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _STEPWISE.reset(token)
+        variable.reset(token)
+
+
+def stepwise() -> contextlib.AbstractContextManager[None]:
+    """Inside, adapters run module by module in eval mode too, so hooks see B1, A and B2."""
+    return _setting(_STEPWISE, True)
 
 
 @contextlib.contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside, these modules are in eval mode; behind, each part is in the mode that it was in."""
+    """Inside, these modules are in eval mode. Afterwards every part is in its previous mode."""
     before = [(m, m.training) for module in modules for m in module.modules()]
     for module in modules:
         module.eval()
@@ -104,78 +118,79 @@ def eval_mode(*modules: nn.Module) -> Iterator[None]:
             m.training = mode
 
 
+@dataclass
 class Call:
-    """One forward pass: its domains, each once, and which of them each sample belongs to.
+    """One forward pass.
 
-    `places` lists that for each sample; None: the whole batch is of the one domain.
+    domains: the domains of the batch, each once. places: for each sample, the position of its
+    domain in `domains`; None if the whole batch belongs to one domain. neutral: for norms of
+    subclasses, what they do apart from normalising.
     """
 
-    def __init__(
-        self,
-        roles: dict[nn.Module, Role],
-        domains: Sequence[Domain],
-        places: list[int] | None,
-        neutral: dict[str, nn.Module],
-    ) -> None:
-        self.roles = roles
-        self.domains = domains
-        self.places = places
-        self.neutral = neutral
-        self.index: Tensor | None = None
-        self.scale_shifts: dict[str, tuple[Tensor, Tensor]] = {}
-        known = [d.prepared for d in domains if d.prepared is not None]
-        ready = len(known) == len(domains) and not torch.is_grad_enabled()
-        self.prepared = known if ready else []
-        # What is stacked by domain needs no gathering where each has one sample, in order.
-        self.gathers = places is not None and places != list(range(len(domains)))
+    roles: Mapping[nn.Module, Role]
+    domains: Sequence[Domain]
+    places: list[int] | None
+    neutral: Mapping[str, nn.Module]
+    index: Tensor | None = None  # `places` on the device
+    scale_shifts: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    @contextlib.contextmanager
-    def under_way(self) -> Iterator[None]:
-        """Inside, the routed layers ask this call."""
-        token = _CALL.set(self)
-        try:
-            yield
-        finally:
-            _CALL.reset(token)
+    def __post_init__(self) -> None:
+        known = [d.prepared for d in self.domains if d.prepared is not None]
+        ready = len(known) == len(self.domains) and not torch.is_grad_enabled()
+        self.prepared = known if ready else []
+        # No gathering is needed if every domain has exactly one sample, in order.
+        self.gathers = self.places not in (None, list(range(len(self.domains))))
+
+    def current(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the routed layers use this call."""
+        return _setting(_CALL, self)
 
     def backbone(self, module: nn.Module) -> nn.Module:
-        """The backbone as the call's domain has it: itself, or a double with weights of its own.
+        """Return the backbone for this call: itself, or a shallow copy with the domain's weights.
 
-        The double shares all but those weights and lives as long as the call, so other threads and
-        the backbone see nothing of it. Norms and the head stay routed.
+        The copy shares everything else and lives as long as the call, so neither the backbone nor
+        other threads see it. Norms and the head stay routed.
         """
         if self.places is not None or not self.domains[0].weights:
             return module
-        return self._double(module, "", {})
+        return self._with_weights(module, "", {})
 
-    def _double(self, module: nn.Module, name: str, seen: dict[nn.Module, nn.Module]) -> nn.Module:
-        if module not in seen:
-            weights, role = self.domains[0].weights, self.roles.get(module)
-            if role is not None and role[0] in ("norm", "head"):
-                seen[module] = module
-            else:
-                own = weights[name].parameters_for(module) if name in weights else {}
-                other = seen[module] = double(module, own)
-                prefix = name + "." if name else ""
-                other.__dict__["_modules"] = {
-                    key: child and self._double(child, prefix + key, seen)
-                    for key, child in module._modules.items()
-                }
-                patched = vars(module).get("forward")
-                if role is None and isinstance(patched, types.MethodType):
-                    other.forward = types.MethodType(patched.__func__, other)
-        return seen[module]
+    def _with_weights(
+        self, module: nn.Module, name: str, copies: dict[nn.Module, nn.Module]
+    ) -> nn.Module:
+        if module in copies:
+            return copies[module]
+        role, weights = self.roles.get(module), self.domains[0].weights
+        if isinstance(role, RoutedNorm | RoutedHead):
+            return module
+        prefix = name + "." if name else ""
+        children = {
+            key: child and self._with_weights(child, prefix + key, copies)
+            for key, child in module._modules.items()
+        }
+        parameters = weights[name].parameters_for(module) if name in weights else {}
+        other = copies[module] = shallow_copy(module, parameters, children)
+        patched = vars(module).get("forward")
+        if role is None and isinstance(patched, types.MethodType):
+            other.forward = types.MethodType(patched.__func__, other)
+        return other
 
-    def site(self, layer: Layer, site: Site, x: Tensor) -> Tensor:
-        """A layer with adapters behind it: as the paper writes them, or folded for inference."""
+    def run(self, layer: nn.Module, role: Role, input: Tensor) -> Tensor:
+        """Run a routed layer with the parts of the call's domains."""
+        if isinstance(role, Site):
+            return self._site(cast(Layer, layer), role, input)
+        if isinstance(role, RoutedNorm):
+            return self._norm(cast(_BatchNorm, layer), role.name, input)
+        return self._head(layer, role.name, input)
+
+    def _site(self, layer: Layer, site: Site, x: Tensor) -> Tensor:
+        """Run the adapters module by module, or folded for inference."""
         self._check_input(x, site)
         if self.prepared and not _STEPWISE.get():
-            ready = site_of(self.prepared, site, layer.weight)
-            return (
-                base_forward(layer, x)
-                if ready is None
-                else run_folded(layer, x, ready, self._index(x))
-            )
+            folded = prepared_site(self.prepared, site, layer.weight)
+            if folded is None:
+                return base_forward(layer, x)
+            return run_folded(layer, x, folded, self._index(x))
         adapters = [d.adapters[site.name] for d in self.domains]
         if all(a.idle for a in adapters):
             return base_forward(layer, x)
@@ -186,19 +201,19 @@ class Call:
         folded = fold(adapters, site.d_in, site.d_out, layer.weight)
         return run_folded(layer, x, folded, self._index(x))
 
-    def norm(self, layer: _BatchNorm, name: str, x: Tensor) -> Tensor:
-        """A BatchNorm of the backbone: the domain's own, or one scale and shift a sample."""
+    def _norm(self, layer: _BatchNorm, name: str, x: Tensor) -> Tensor:
+        """Run the norm of the domain, or one scale and shift per sample."""
         if self.places is None and (not self.prepared or name in self.domains[0].norms):
             return self.domains[0].norms[name](x)
         if layer.running_mean is None:
             raise CovNormError(
-                f"norm {name!r} keeps no running statistics, so samples of a mixed batch would "
-                "meet in it: run one domain at a time"
+                f"norm {name!r} has no running statistics, so it would mix the samples of a mixed "
+                "batch. Run one domain at a time."
             )
         self._check_samples(x, name)
         if not self.scale_shifts:
             if self.prepared:
-                self.scale_shifts = norms_of(self.prepared)
+                self.scale_shifts = prepared_norms(self.prepared)
             else:
                 self.scale_shifts = scale_shifts([dict(d.norms.items()) for d in self.domains], x)
         scale, shift = self.scale_shifts[name]
@@ -209,27 +224,29 @@ class Call:
         out = torch.addcmul(shift.view(shape), x, scale.view(shape)).to(x.dtype)
         return self.neutral[name](out) if name in self.neutral else out
 
-    def head(self, layer: nn.Module, name: str, x: Tensor) -> Tensor:
-        """The head of each domain on its own samples; shorter answers are filled with -inf."""
+    def _head(self, layer: nn.Module, name: str, x: Tensor) -> Tensor:
+        """Run each domain's head on its samples, and pad shorter outputs with -inf."""
+        heads = [nn.Identity() if d.head is None else d.head for d in self.domains]
         if self.places is None:
-            return _head(self.domains[0], x)
+            return heads[0](x)
         self._check_samples(x, name)
-        parts = [[n for n, p in enumerate(self.places) if p == i] for i in range(len(self.domains))]
-        answers = [_head(d, x[part]) for d, part in zip(self.domains, parts, strict=True)]
+        parts = [[n for n, p in enumerate(self.places) if p == i] for i in range(len(heads))]
+        outputs = [head(x[part]) for head, part in zip(heads, parts, strict=True)]
         channels = 1 if isinstance(layer, nn.Conv2d) else -1
-        width = max(a.shape[channels] for a in answers)
-        shape = list(answers[0].shape)
-        shape[0], shape[channels] = len(x), width
-        out = answers[0].new_full(shape, -torch.inf)
-        for part, answer in zip(parts, answers, strict=True):
-            out.movedim(channels, 1)[part, : answer.shape[channels]] = answer.movedim(channels, 1)
-        return out
+        shape = list(outputs[0].shape)
+        shape[0], shape[channels] = len(x), max(o.shape[channels] for o in outputs)
+        padded = outputs[0].new_full(shape, -torch.inf)
+        for part, out in zip(parts, outputs, strict=True):
+            padded.movedim(channels, 1)[part, : out.shape[channels]] = out.movedim(channels, 1)
+        return padded
 
     def _check_input(self, x: Tensor, site: Site) -> None:
         channels = x.shape[1] if site.spatial and x.ndim == 4 else x.shape[-1]
         if (site.spatial and x.ndim != 4) or channels != site.d_in:
             wanted = f"(n, {site.d_in}, h, w)" if site.spatial else f"(n, …, {site.d_in})"
-            raise CovNormError(f"site {site.name!r}: input is {tuple(x.shape)}, needs {wanted}")
+            raise CovNormError(
+                f"site {site.name!r}: the input is {tuple(x.shape)} but must be {wanted}"
+            )
         self._check_samples(x, site.name)
 
     def _index(self, x: Tensor) -> Tensor | None:
@@ -242,10 +259,6 @@ class Call:
     def _check_samples(self, x: Tensor, name: str) -> None:
         if self.places is not None and len(x) != len(self.places):
             raise CovNormError(
-                f"{name!r} sees {len(x)} rows for a mixed batch of {len(self.places)} samples, so "
-                "their domains cannot be told apart there: run one domain at a time"
+                f"layer {name!r} receives {len(x)} rows for a mixed batch of {len(self.places)} "
+                "samples, so their domains cannot be told apart there. Run one domain at a time."
             )
-
-
-def _head(domain: Domain, x: Tensor) -> Tensor:
-    return x if domain.head is None else domain.head(x)

@@ -1,4 +1,4 @@
-"""Where adapters go: the sites of a backbone, its head, and the norm behind each site."""
+"""Where adapters go: the sites of a backbone, its head, and the norm after each site."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ SitePredicate = Callable[[str, nn.Module], bool]
 
 @dataclass(frozen=True)
 class Site:
-    """A Conv2d or Linear layer with an adapter behind it: d_in channels in, d_out out."""
+    """A Conv2d or Linear layer that is adapted, with d_in input and d_out output channels."""
 
     name: str
     spatial: bool  # Conv2d; else Linear
     d_in: int
     d_out: int
-    norm_behind: str | None  # the backbone's BatchNorm that follows: there it is B2
+    norm_behind: str | None  # the BatchNorm that follows in the backbone: it serves as B2
 
 
 def find_sites(
     backbone: nn.Module, predicate: SitePredicate | None, head: str | None
 ) -> dict[str, Site]:
-    """The sites of a backbone in registration order: those that the predicate picks, or `default`.
+    """Return the sites of a backbone in registration order: as the predicate picks, or `default`.
 
-    Layers whose series adapter would have more parameters than they have themselves are left out
-    by default where others remain, and warned of where they are picked.
+    By default, layers that are smaller than their series adapter are left out if others remain.
+    If the predicate picks them, a warning names them.
     """
     layers = {n: m for n, m in _layers(backbone).items() if n != head}
     if predicate is None:
@@ -44,31 +44,33 @@ def find_sites(
     for name, layer in chosen.items():
         if isinstance(layer, NonDynamicallyQuantizableLinear):
             raise CovNormError(
-                f"site {name!r}: nn.MultiheadAttention reads the weight of its out_proj and never "
-                "calls it, so no adapter would run; leave it out of sites="
+                f"site {name!r}: nn.MultiheadAttention reads the weight of its out_proj but never "
+                "calls it, so an adapter would not run. Leave it out of sites=."
             )
     if not chosen:
         raise CovNormError(
             f"no site found in {type(backbone).__name__}: it needs a Conv2d or Linear layer "
-            "beside the head that sites=(name, module) accepts"
+            "besides the head, one that sites=(name, module) accepts"
         )
     heavy = [n for n, m in chosen.items() if _outweighs(m) and not _is_stem(m)]
     if heavy:
         warnings.warn(
             f"the adapter outweighs its layer at {len(heavy)} of {len(chosen)} sites "
-            f"({', '.join(heavy[:4])}{', …' if len(heavy) > 4 else ''}): "
-            "choose others with sites=, or compress it",
+            f"({', '.join(heavy[:4])}{', …' if len(heavy) > 4 else ''}). "
+            "Choose other sites with sites=, or compress the adapters.",
             CovNormWarning,
             stacklevel=3,
         )
-    behind = _norms_behind(backbone)
-    return {n: _site(n, m, behind.get(n)) for n, m in chosen.items()}
+    norms = _following_norms(backbone)
+    return {n: _site(n, m, norms.get(n)) for n, m in chosen.items()}
 
 
 def default(backbone: nn.Module, layers: dict[str, Layer]) -> dict[str, Layer]:
-    """VGG and ResNet: the convolutions (and hidden Linear layers) that outweigh their adapter, and
-    the stem. Nets with depthwise convolutions (EfficientNet, MobileNet, ConvNeXt): the projections
-    only. ViT: what writes into the residual stream. A net with no such layer: every layer.
+    """Return the default sites.
+
+    VGG and ResNet: the stem, and the convolutions and hidden Linear layers that are larger than
+    their adapter. Networks with depthwise convolutions (EfficientNet, MobileNet, ConvNeXt): only
+    the projections. ViT: the layers that write to the residual stream. Otherwise every layer.
     """
     gates = _squeeze_excite(backbone)
     usable = {
@@ -84,7 +86,7 @@ def default(backbone: nn.Module, layers: dict[str, Layer]) -> dict[str, Layer]:
 
 
 def find_head(backbone: nn.Module, head: str | None) -> str | None:
-    """The layer that each domain replaces: by name, the last Linear for "auto", or none."""
+    """Return the layer that each domain replaces: by name, the last Linear for "auto", or None."""
     if head is None:
         return None
     if head == "auto":
@@ -96,30 +98,35 @@ def find_head(backbone: nn.Module, head: str | None) -> str | None:
         return linear[-1] if linear else None
     layers = _layers(backbone)
     if head not in layers:
-        raise CovNormError(f"head={head!r} is no Conv2d or Linear layer: {choices(head, layers)}")
+        raise CovNormError(
+            f"head={head!r} is not a Conv2d or Linear layer: {choices(head, layers)}"
+        )
     return head
 
 
 def find_norms(backbone: nn.Module) -> dict[str, _BatchNorm]:
-    """The backbone's BatchNorms: their affine part and running statistics belong to the domain."""
+    """Return the BatchNorms of the backbone by name. Each domain has its own copies."""
     return {n: m for n, m in backbone.named_modules() if isinstance(m, _BatchNorm)}
 
 
 def weight_layers(
     backbone: nn.Module, kind: str = "own", head: str | None = None
 ) -> dict[str, nn.Module]:
-    """What a domain's own weights take the place of: "own", every module that holds parameters but
-    the norms, which are the domain's anyway, and the head; "mask", of those Conv2d and Linear."""
+    """Return the modules whose weights a domain replaces.
+
+    "own": every module with parameters, except the head and the norms, which are the domain's in
+    any case. "mask": those of them that are Conv2d or Linear. Other kinds: none.
+    """
     if kind not in ("own", "mask"):
         return {}
-    found = {}
+    layers = {}
     for name, module in backbone.named_modules():
         holds = any(True for _ in module.named_parameters(recurse=False))
         if not holds or isinstance(module, _BatchNorm) or name == head:
             continue
         if kind == "own" or isinstance(module, Layer):
-            found[name] = module
-    return found
+            layers[name] = module
+    return layers
 
 
 def _layers(backbone: nn.Module) -> dict[str, Layer]:
@@ -138,7 +145,7 @@ def _outweighs(layer: Layer) -> bool:
 
 
 def _is_stem(layer: Layer) -> bool:
-    """The convolution of the image itself: few weights, but one of VGG16's 13 adapted layers."""
+    """Whether it convolves the image: a small layer, but one of the 13 adapted ones of VGG16."""
     return isinstance(layer, nn.Conv2d) and layer.in_channels <= 4 and layer.groups == 1
 
 
@@ -149,15 +156,15 @@ def _is_projection(layer: Layer) -> bool:
 
 
 def _squeeze_excite(backbone: nn.Module) -> tuple[str, ...]:
-    """Prefixes of squeeze-and-excitation gates: their tiny layers are no features to adapt."""
+    """Return the prefixes of squeeze-and-excitation gates, whose tiny layers are not adapted."""
     return tuple(
         n + "." for n, m in backbone.named_modules() if n and type(m).__name__.startswith("Squeeze")
     )
 
 
-def _norms_behind(backbone: nn.Module) -> dict[str, str]:
-    """Layer → the BatchNorm registered right behind it in the same parent, of as many channels."""
-    behind = {}
+def _following_norms(backbone: nn.Module) -> dict[str, str]:
+    """Return {layer: the BatchNorm registered next in the same parent, with as many channels}."""
+    following = {}
     for parent_name, parent in backbone.named_modules():
         prefix = parent_name + "." if parent_name else ""
         children = [(n, m) for n, m in parent.named_children() if type(m) is not nn.Identity]
@@ -165,5 +172,5 @@ def _norms_behind(backbone: nn.Module) -> dict[str, str]:
             if not isinstance(norm, _BatchNorm) or not isinstance(layer, Layer):
                 continue
             if norm.num_features == layer.weight.shape[0]:
-                behind[prefix + name] = prefix + norm_name
-    return behind
+                following[prefix + name] = prefix + norm_name
+    return following

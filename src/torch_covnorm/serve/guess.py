@@ -121,10 +121,7 @@ class Guesser:
         sites = [site for site in self.net.sites if site in moments][:SITES]
         if not sites:
             return known
-        for basis in self.net.bases:  # domains keep what they need of it; it may have changed
-            del self.net.bases[basis]
-        domain = self.ecology.load(self.net, name).eval()
-        del self.net.domains[name]
+        domain = self.ecology.load(self.net.without_domains(), name).eval()
         for site in [s for s in domain.adapters if s not in sites]:
             del domain.adapters[site]
         self.net.domains[known.key] = domain

@@ -220,7 +220,7 @@ class Worker:
         if not shares:
             return self.net.without_domains()
         self._remove_unused_bases()
-        return self.net.without_domains(self.net.bases)
+        return self.net.without_domains(dict(self.net.bases.items()))
 
     def _is_changed(self, name: str, version: str) -> bool:
         """Return whether the store has another version; False if the manifest is unreadable."""
