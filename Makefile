@@ -4,16 +4,21 @@ BIN := $(VENV)/bin
 # Idle torch threads sleep instead of spinning: 5× faster beside any other busy process.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo recipe test check docs setup format bench bench-methods bench-serving clean
+.PHONY: demo recipe test test-fast check docs setup format bench bench-methods bench-serving clean
 
-demo: setup  ## an ecology of four real tasks on one real network, in some ten minutes
+demo: setup  ## an ecology of four real tasks on one real network, in about ten minutes
 	$(BIN)/covnorm demo
 
 recipe: setup  ## the whole paper on one task, top to bottom in one file, in about two minutes
 	$(BIN)/python recipes/one_domain.py
 
-test: setup  ## every test, a file at a time on each core
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+test: setup  ## every test, in about ten minutes on 2 cores
+	$(PYTEST)
+
+test-fast: setup  ## the inner loop, under 2 minutes: no server, no browser, no kill, nothing slow
+	$(PYTEST) -m "not server and not browser and not kill and not slow"
 
 check: setup  ## format, lint, types
 	$(BIN)/ruff format --check .

@@ -24,6 +24,19 @@ def _declare_torchvision_operators() -> object | None:
     return None
 
 
+# What the tests of a folder need; `make test-fast` leaves them out, with those marked `slow`.
+NEEDS = {"serve": "server", "browser": "browser", "faults": "kill"}
+NEED_NOTHING = {"test_queue.py", "test_residents.py"}  # unit tests in those folders
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by what they need, from the folder they are in."""
+    for item in items:
+        need = NEEDS.get(item.path.parent.name)
+        if need is not None and item.path.name not in NEED_NOTHING:
+            item.add_marker(need)
+
+
 _LIBRARY = _declare_torchvision_operators()  # must outlive the tests
 
 

@@ -156,6 +156,7 @@ def test_every_page_with_blocks_is_run():
 
 
 @pytest.mark.parametrize("page", RUN["python"])
+@pytest.mark.slow
 def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch):
     """Blocks run in order, in one namespace, in an empty folder."""
     found = blocks(page, "python")
@@ -197,6 +198,7 @@ def shell(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", RUN["sh"])
+@pytest.mark.slow
 def test_every_command_of_the_page_runs(page, shell):
     lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
     assert lines

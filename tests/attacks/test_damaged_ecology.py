@@ -60,6 +60,7 @@ def test_the_store_that_is_damaged_below_has_blobs_of_every_kind(made):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.slow
 def test_each_damaged_blob_is_found_and_named_and_costs_no_other_domain(house, whole, damage):
     named = sorted(Manifest.read(house.file).references())
     assert len(named) > 20

@@ -154,6 +154,7 @@ def test_of_the_source_no_more_is_held_than_is_tested_on(folder):
     assert [len(y) for y in (found.y_train, found.y_val, found.y_test)] == [8, 6, 9]
 
 
+@pytest.mark.slow
 def test_table_2_runs_on_the_archive(folder, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ledger, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(originals, "PIXELS", 16)

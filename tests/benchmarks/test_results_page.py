@@ -113,6 +113,7 @@ def test_the_page_in_docs_is_made_of_the_rows_in_the_results():
 
 
 @pytest.mark.parametrize("which", [0, -1])
+@pytest.mark.slow
 def test_another_accuracy_is_another_page(which):
     rows = made_up()
     rows = [r for r in rows if r["method"] == "covnorm" and "M" not in r["options"]]
@@ -295,6 +296,7 @@ def test_no_table_is_made_at_a_rate_that_the_search_did_not_choose():
 
 
 @pytest.mark.parametrize("backbone", PIXELS)
+@pytest.mark.slow
 def test_every_backbone_says_how_its_images_are_prepared(backbone):
     net = cn.load_backbone(backbone, weights="random")
     assert {"mean", "std"} <= preprocessing_of(net).keys()

@@ -57,6 +57,7 @@ def lowered(rows: list[dict], key: dict, points: float) -> list[dict]:
         ("order", cell("vgg16", "covnorm-joint", {"variance": 0.99}), 20),
     ],
 )
+@pytest.mark.slow
 def test_a_verdict_turns_with_the_numbers(claim, key, points):
     rows = made_up()
     assert verdict_of(rows, claim) == HOLDS

@@ -26,6 +26,7 @@ def loader(name: str, batches: int = 3) -> list[tuple[torch.Tensor, None]]:
 
 @pytest.mark.parametrize("name", [*zoo.SMALL, "timm vit-tiny"])
 @pytest.mark.parametrize("kind", WITH_A)
+@pytest.mark.slow
 def test_derived_output_moments_equal_collected_ones(name, kind):
     """y = A x + b: its moments follow from x's (eq. 2). Collected here by a hook of the test's."""
     net = zoo.network(name, kinds=(kind,))
@@ -102,6 +103,7 @@ def test_nan_features_name_the_site():
 @pytest.mark.parametrize("name", [n for n in zoo.ZOO if n != "vgg16"])
 @pytest.mark.parametrize("kind", WITH_A)
 @torch.no_grad()
+@pytest.mark.slow
 def test_full_rank_covnorm_reproduces_A(name, kind):
     net = zoo.network(name, kinds=(kind,))
     data = loader(name)
@@ -291,6 +293,7 @@ net.save_domain("a", sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_same_seed_same_adapter_file_byte_for_byte(tmp_path):
     contents = []
     for run, seed in (("one", "3"), ("two", "3"), ("other", "4")):

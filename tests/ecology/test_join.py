@@ -275,6 +275,7 @@ def test_an_interrupted_join_does_not_go_on_with_an_a_that_was_trained_anew(two)
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
 @pytest.mark.parametrize("moment", ["decode", "measure parity"])
+@pytest.mark.slow
 def test_a_join_does_not_undo_what_another_did_to_its_domains_meanwhile(two, change, moment):
     other, done = Ecology(two.folder), []
 

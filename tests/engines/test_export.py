@@ -109,6 +109,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("to", ["torch", "onnx"])
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_process_without_the_package_answers_as_the_network(lite0, exports, to, tmp_path):
     batches = {str(n): torch.randn(n, 3, 64, 64) for n in (1, 3, 8)}
     images = tmp_path / "images.npz"
@@ -189,6 +190,7 @@ def test_a_file_contains_no_paths_of_the_machine(exports, tmp_path):
 @pytest.mark.parametrize("kind", [*zoo.KINDS, "covnorm", "absorbed"])
 @pytest.mark.parametrize("name", ["convnet", "convnet with norms"])
 @torch.no_grad()
+@pytest.mark.slow
 def test_every_kind_is_exported_as_the_network_runs_it(name, kind, tmp_path):
     compressed = kind in ("covnorm", "absorbed")
     net = small("residual" if compressed else kind, name=name)
@@ -273,6 +275,7 @@ def test_vectors_and_oblong_images_and_double_precision(tmp_path):
 
 
 @pytest.mark.parametrize("to", [*ENDINGS, "domain"])
+@pytest.mark.slow
 def test_the_network_and_the_terminal_are_as_they_were(to, tmp_path, capfd, caplog):
     net = small("residual", "parallel")
     net.train()

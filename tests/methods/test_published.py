@@ -128,6 +128,7 @@ def x() -> Tensor:
 
 @pytest.mark.parametrize("name", ["residual", "parallel"])
 @torch.no_grad()
+@pytest.mark.slow
 def test_resnet26_with_adapters_is_the_published_network(net, x, name):
     expected = Published(net, name)(x)
     assert zoo.close(net(x, domain=name), expected, 1e-9)  # folded

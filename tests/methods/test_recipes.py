@@ -130,6 +130,7 @@ def expected(net, method, result):
 
 @pytest.mark.parametrize("method", cn.METHODS)
 @pytest.mark.parametrize("name", ["efficientnet-lite0", "vgg16 layout"])
+@pytest.mark.slow
 def test_every_method_learns_two_real_domains_at_its_published_size(name, method):
     before = zoo.backbone_bits(network(name))
     net, results = adapted(name, method)
@@ -143,6 +144,7 @@ def test_every_method_learns_two_real_domains_at_its_published_size(name, method
     assert zoo.backbone_bits(net) == before, "the backbone keeps every bit"
 
 
+@pytest.mark.slow
 def test_moments_are_of_the_images_that_statistics_names():
     """A loader that augments by itself would blur them; `augment=` never does."""
     net = cn.MultiDomainNetwork(narrow_vgg16())

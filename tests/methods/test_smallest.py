@@ -43,6 +43,7 @@ def adapted(net, **settings):
 @pytest.mark.parametrize("metric", ["variance", "loss"])
 @pytest.mark.parametrize("drop", [0.0, 1.0, 6.0])
 @pytest.mark.parametrize("dtype", [None, "float16", "smallest"])
+@pytest.mark.slow
 def test_the_reloaded_file_keeps_the_promise(dtype, drop, metric, tmp_path):
     net, (_, val) = wide_digits.network(), wide_digits.data()
     found = adapted(net, max_drop=drop, dtype=dtype, metric=metric)
@@ -77,6 +78,7 @@ def table(net, data, moments, folder):
 
 
 @pytest.mark.parametrize("outliers", [False, True])
+@pytest.mark.slow
 def test_the_smallest_over_ranks_and_precisions_is_that_of_brute_force(outliers, tmp_path):
     net, data = wide_digits.network(), wide_digits.data()
     if outliers:
@@ -229,6 +231,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("case", METHODS)
+@pytest.mark.slow
 def test_tuning_that_validates_worse_is_declined(case):
     states, found = {}, {}
     for name, tuning in (("untuned", UNTUNED), ("absurd", ABSURD), ("sound", {"epochs": 2})):
@@ -322,6 +325,7 @@ def test_joint_domains_decline_each_for_itself(joint):
 
 @pytest.mark.parametrize("stop", ["normalize", "tune", None])
 @pytest.mark.parametrize("tuning", [ABSURD, {"epochs": 2}], ids=["declined", "tuned"])
+@pytest.mark.slow
 def test_interrupted_and_called_again_it_is_the_same_to_the_bit(stop, tuning, tmp_path):
     settings = {"max_drop": 3.0, "dtype": "smallest", "tuning": tuning}
     net = wide_digits.network()

@@ -95,6 +95,7 @@ def test_an_ecology_keeps_int8_and_measures_what_it_keeps(tmp_path):
         small.config(dtype="int88")
 
 
+@pytest.mark.slow
 def test_the_metric_of_the_loss_goes_through_adapt_and_resumes(tmp_path):
     data = small_digits.batches(120, 20)
     states = []

@@ -12,6 +12,7 @@ import torch_covnorm as cn
 
 @pytest.mark.parametrize("name", zoo.ZOO)
 @torch.no_grad()
+@pytest.mark.slow
 def test_merged_equals_adapted_for_every_kind(name):
     net = zoo.network(name)
     x = zoo.ZOO[name][1](3)

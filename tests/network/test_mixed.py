@@ -27,6 +27,7 @@ def same(mixed, single) -> list[bool]:
 
 @pytest.mark.parametrize("name", zoo.ZOO)
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_mixed_batch_equals_its_samples_run_alone(name):
     net = zoo.network(name)
     names = [*zoo.KINDS, "conv", "residual", "lowrank"]
@@ -190,6 +191,7 @@ def test_with_gradients_a_mixed_batch_gives_the_same_answers():
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_float64_network_is_float64_throughout():
     """Norms that are subclasses (timm's, with an activation inside) follow too."""
     net = zoo.network("timm efficientnet-lite0", kinds=("residual",)).double()

@@ -46,6 +46,7 @@ def test_unknown_domain_names_the_nearest():
 
 @pytest.mark.parametrize("name", ["convnet", "convnet with norms", "mlp", "efficientnet-lite0"])
 @torch.enable_grad()
+@pytest.mark.slow
 def test_other_domains_and_the_backbone_keep_every_bit(name, tmp_path):
     net = zoo.network(name)
     x = zoo.ZOO[name][1](4)
@@ -95,6 +96,7 @@ def test_outside_a_call_the_backbone_is_the_plain_network():
 
 
 @pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.slow
 def test_sixteen_threads_with_random_domains_equal_the_serial_answers(gradients):
     net = zoo.network("convnet with norms")
     net.requires_grad_(False)

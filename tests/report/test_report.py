@@ -107,6 +107,7 @@ def page_of(case: str) -> Page:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_a_report_is_one_sound_page_whatever_the_facts(case):
     page = page_of(case)
     assert page.faults == []
@@ -329,6 +330,7 @@ def test_numbers_are_written_as_people_read_them():
 # ── files ────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_the_same_facts_give_the_same_bytes(tmp_path):
     """In another process, with other hashes, and whatever matplotlib is set to."""
     import matplotlib

@@ -12,6 +12,7 @@ from torch_covnorm.report.page import render
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 def test_a_domain_without_results_is_named_and_costs_no_report(tmp_path):
     house = small.everything(tmp_path / "house")
     net = house.network(small.backbone())

@@ -58,6 +58,7 @@ def gap(a, b):
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.slow
 def test_uneven_shards_over_gloo_ranks_give_the_moments_of_one_process(world, tmp_path):
     mp.spawn(worker, (world, str(tmp_path)), nprocs=world)
     single = Moments(D).update(torch.cat(shards(world)))

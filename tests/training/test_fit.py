@@ -31,6 +31,7 @@ def fitted(dropout: float = 0.0, train=None, **arguments) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.slow
 def test_fit_is_a_hand_written_loop_to_the_bit(optimizer, clip):
     net, plain = network(), network()
     cn.fit(net, "digits", batches(), epochs=3, lr=0.01, optimizer=optimizer, clip=clip, **CONSTANT)

@@ -262,6 +262,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow
 def test_an_interrupted_fit_resumes_to_the_same_bits(case, tmp_path):
     whole, done, steps = run(**CASES[case])
     stops = range(steps) if case in ("sgd", "plateau", "adamw one-cycle") else (3, steps - 2)
@@ -304,6 +305,7 @@ def test_without_a_due_snapshot_the_epoch_is_done_again_to_the_same_bits(tmp_pat
 
 
 @pytest.mark.parametrize("forgotten", ["optimizer", "step", "epoch", "best_state", "domain"])
+@pytest.mark.slow
 def test_a_resume_that_forgets_a_part_differs(forgotten, tmp_path, monkeypatch):
     """Control: the tests above would notice."""
     case = {"optimizer": "adam", "schedule": "one-cycle", "lr": 0.3}
