@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Idle torch threads sleep instead of spinning: 5× faster beside any other busy process.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo recipe test test-fast check docs setup format bench bench-methods bench-serving clean
+.PHONY: demo recipe test test-fast check docs setup format bench bench-methods bench-serving bench-overload clean
 
 demo: setup  ## an ecology of four real tasks on one real network, in about ten minutes
 	$(BIN)/covnorm demo
@@ -41,6 +41,9 @@ bench-methods: setup  ## every method on one real domain, into benchmarks/result
 
 bench-serving: setup  ## the server under load, into benchmarks/results/serving.jsonl; run it alone
 	$(BIN)/python -m benchmarks.serving
+
+bench-overload: setup  ## whether an overloaded server keeps its deadlines; run it alone
+	$(BIN)/python -m benchmarks.overload
 
 setup: $(VENV)/.installed
 
