@@ -32,7 +32,6 @@ def make_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         engine = app.state.engine = Engine(ecology, limits)
-        engine.run()
         try:
             yield
         finally:
@@ -48,14 +47,9 @@ def make_app(
         redoc_url=None,
         openapi_url="/openapi.json",
     )
-    _add_error_handlers(app)
     app.add_middleware(Guard, limits=limits, keys=keys or Keys())
-    return app
 
-
-def _add_error_handlers(app: FastAPI) -> None:
-    """Give FastAPI's own errors the form of ours. `Guard` handles every other error."""
-
+    # FastAPI's errors get the JSON of ours. `Guard` handles every other error.
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         return error_response(invalid_input(error.errors()), request.scope)
@@ -70,3 +64,5 @@ def _add_error_handlers(app: FastAPI) -> None:
             methods = {method for route in matching for method in getattr(route, "methods", ())}
             response.headers["Allow"] = ", ".join(sorted(methods))
         return response
+
+    return app

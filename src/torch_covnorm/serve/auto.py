@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .catalog import ServedDomain
+from .catalog import InputShape, ServedDomain
 from .errors import RequestError, queue_full
 from .process import WorkerProcess
 
 AUTO = "auto"
-InputShape = tuple[int, str]  # size and fit of a domain's inputs
 
 
 class GuessClient:
@@ -37,7 +36,7 @@ class GuessClient:
         """
         await self._process.wait_up()
         await self._learn({name: domain.statistics for name, domain in served.items()})
-        shapes = {name: (domain.size, domain.fit) for name, domain in served.items()}
+        shapes = {name: domain.shape for name, domain in served.items()}
         found = await self._call(shapes, images)
         if not found:
             raise RequestError(

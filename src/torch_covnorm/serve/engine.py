@@ -14,7 +14,7 @@ from ..data.image_files import load_image
 from ..ecology import Ecology
 from ..errors import CovNormError
 from .auto import AUTO
-from .catalog import Catalog, ServedDomain
+from .catalog import Catalog, InputShape, ServedDomain
 from .errors import (
     DomainChanged,
     RequestError,
@@ -27,7 +27,7 @@ from .errors import (
 from .limits import Limits
 from .log import LOG
 from .metrics import Metrics
-from .queue import ImageResult, QueuedImage
+from .queue import ImageResult
 from .worker_handle import WorkerHandle
 
 WATCH = 0.25  # seconds between looks at the store
@@ -54,15 +54,8 @@ class Engine:
         folder, count = str(ecology.folder), limits.workers
         self.workers = [WorkerHandle(i, folder, limits, self.metrics) for i in range(count)]
         self._decoders = ThreadPoolExecutor(DECODERS, "decode")
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def run(self) -> None:
-        """Start to serve."""
-        self._tasks = [asyncio.create_task(self._follow_store())]
-        for worker in self.workers:
-            worker.run()
-            if self.limits.pins:
-                self._tasks.append(asyncio.create_task(self._keep_pinned(worker)))
+        pinning = [self._keep_pinned(worker) for worker in self.workers if limits.pins]
+        self._tasks = [asyncio.create_task(task) for task in (self._follow_store(), *pinning)]
 
     async def stop(self) -> None:
         """End the workers. The web server has waited for the accepted requests before."""
@@ -92,8 +85,7 @@ class Engine:
         """
         arrived = self.loop.time()
         deadline = arrived + self.limits.deadline
-        self._admit()
-        before = self._ahead()
+        before = self._admit()
         self.accepted += 1
         self.metrics.queue_depth.set(self.accepted)
         try:
@@ -116,18 +108,16 @@ class Engine:
         if before >= self.limits.batch and domain != AUTO:
             self.pace += 0.1 * (seconds / (before + 1) - self.pace)
 
-    def _admit(self) -> None:
-        """Reject immediately what could not be computed in time."""
+    def _admit(self) -> int:
+        """Return the images that a new one waits for; reject what cannot be computed in time."""
         if self.stopping:
             raise unavailable()
+        ahead = self.accepted - self.guessing  # guesses have a separate queue
         pace = min(worker.pace for worker in self.workers) / len(self.workers)
-        seconds = self._ahead() * max(self.pace, pace)
+        seconds = ahead * max(self.pace, pace)
         if self.accepted >= self.limits.queue or seconds > self.limits.backlog:
             raise queue_full(seconds)
-
-    def _ahead(self) -> int:
-        """Images that a new one waits for. Images that wait for a guess have a separate queue."""
-        return self.accepted - self.guessing
+        return ahead
 
     async def _predict(
         self, domain: str, image: bytes, top: int, name: str, deadline: float
@@ -136,17 +126,16 @@ class Engine:
         if domain == AUTO:
             guess = await self._guess(image, name)
             domain = guess["domain"]
-        served = self.catalog.find(domain)
-        pixels = await self._decode(image, served.size, served.fit, name)
+        decoded: InputShape | None = None
         attempts = ATTEMPTS
         while attempts:
-            current = self.catalog.find(domain)  # it may have been replaced meanwhile
-            if (current.size, current.fit) != (served.size, served.fit):
-                pixels = await self._decode(image, current.size, current.fit, name)
-                served = current
+            served = self.catalog.find(domain)  # it may have been replaced meanwhile
+            if served.shape != decoded:
+                pixels = await self._decode(image, served.shape, name)
+                decoded = served.shape
                 continue
             try:
-                result = await self._compute(current, pixels, top, deadline)
+                result = await self._compute(served, pixels, top, deadline)
                 return dataclasses.replace(result, **guess)
             except DomainChanged:
                 continue
@@ -161,21 +150,16 @@ class Engine:
         worker = self._choose_worker(domain.name)
         resident = await worker.hold(domain)
         try:
-            future: asyncio.Future[ImageResult] = self.loop.create_future()
-            now = self.loop.time()
-            worker.queue.put(QueuedImage(domain.name, pixels, top, now, deadline, future))
-            return await future
+            return await worker.queue.put(domain.name, pixels, top, deadline).future
         finally:
             worker.release(resident)
 
-    async def _decode(self, image: bytes, size: int, fit: str, name: str) -> Tensor:
+    async def _decode(self, image: bytes, shape: InputShape, name: str) -> Tensor:
         """Decode an image as a domain needs it: uint8 (3, size, size)."""
-
-        def decode() -> Tensor:
-            return load_image(image, size, fit, name=name).contiguous()
-
         try:
-            return await self.loop.run_in_executor(self._decoders, decode)
+            return await self.loop.run_in_executor(
+                self._decoders, lambda: load_image(image, *shape, name=name).contiguous()
+            )
         except CovNormError as error:
             raise RequestError("bad_image", str(error)) from None
 
@@ -196,8 +180,8 @@ class Engine:
             for _ in range(ATTEMPTS):
                 with contextlib.suppress(WorkerDied):
                     served = self.catalog.servable()
-                    shapes = {(domain.size, domain.fit) for domain in served.values()}
-                    images = {s: (await self._decode(image, *s, name)).numpy() for s in shapes}
+                    shapes = {domain.shape for domain in served.values()}
+                    images = {s: (await self._decode(image, s, name)).numpy() for s in shapes}
                     worker = min(
                         self.workers,
                         key=lambda w: (not w.process.is_up, w.guesses.waiting, len(w.queue)),

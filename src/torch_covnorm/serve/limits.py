@@ -38,12 +38,12 @@ class Limits:
             name, value = field.name, getattr(self, field.name)
             if name in ("mixed", "pins"):
                 continue
-            whole = isinstance(field.default, int)
-            smallest, wanted = 1e-9, "above 0"
-            if name in ("threads", "wait"):
-                smallest, wanted = 0, "of at least 0"
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < smallest:
-                raise CovNormError(f"{name}={value!r} is out of range: give a number {wanted}")
-            if whole and not isinstance(value, int):
-                raise CovNormError(f"{name}={value!r} is not an integer: give a whole number")
+            types, wanted = (
+                ((int,), "whole number") if type(field.default) is int else ((int, float), "number")
+            )
+            smallest, bound = (
+                (0, "of at least 0") if name in ("threads", "wait") else (1e-9, "above 0")
+            )
+            number = isinstance(value, types) and not isinstance(value, bool)
+            if not number or not smallest <= value < math.inf:
+                raise CovNormError(f"{name}={value!r} is out of range: give a {wanted} {bound}")

@@ -99,7 +99,7 @@ async def domains(engine: EngineOf) -> schemas.Domains:
 async def domain(engine: EngineOf, name: DomainName) -> schemas.Domain:
     """Return one domain, with its class names."""
     served = engine.catalog.find(name)
-    return _shown(engine, name, classes=served.classes, size=served.size)
+    return _shown(engine, name, classes=served.classes, size=served.shape[0])
 
 
 def _shown(engine: Engine, name: str, **more: Any) -> schemas.Domain:
@@ -177,17 +177,8 @@ async def predict_many(request: Request, engine: EngineOf, top: Top = 5) -> sche
 
 
 def _predicted(result: ImageResult, total: float, request: Request) -> schemas.Predicted:
-    return schemas.Predicted(
-        domain=result.domain,
-        predictions=[schemas.Prediction(label=n, probability=p) for n, p in result.top],
-        batch=schemas.Batch(images=result.batch_images, domains=result.batch_domains),
-        seconds=schemas.Seconds(
-            queue=result.queue_seconds, compute=result.compute_seconds, total=total
-        ),
-        confidence=result.confidence,
-        candidates=result.candidates,
-        request=request.state.request_id,
-    )
+    fields = {**vars(result), "seconds": {**result.seconds, "total": total}}
+    return schemas.Predicted(**fields, request=request.state.request_id)
 
 
 # ── reading requests ─────────────────────────────────────────────────────────────────────────

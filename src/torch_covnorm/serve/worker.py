@@ -36,7 +36,7 @@ from .upload import store_upload
 THREADS = 4  # that load domains, and do everything else beside the network
 PROBE_SIZE = 64  # side of the probe's image
 
-Result = list[tuple[str, float]] | RequestError  # [(label, probability)], best first
+Result = list[dict[str, Any]] | RequestError  # [{"label", "probability"}], best first
 
 
 def main(pipe: Connection, folder: str, threads: int) -> None:
@@ -62,7 +62,7 @@ class Worker:
         self.preprocessing = ecology.backbone["preprocessing"]
         self.guesser = Guesser(ecology)
         self._probe_size = PROBE_SIZE
-        self._pipe_lock, self._basis_lock = threading.Lock(), threading.Lock()
+        self._pipe_lock, self._basis_lock = threading.Lock(), threading.RLock()
         self._basis_of: dict[str, str] = {}  # {domain: its shared basis}
         self._computations: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(THREADS, "background")
@@ -162,7 +162,7 @@ class Worker:
             best = probabilities.topk(min(top, len(probabilities)))
             names = self.net.domain(domain).classes or [str(i) for i in range(len(probabilities))]
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            results.append([(names[i], p) for i, p in pairs])
+            results.append([{"label": names[i], "probability": p} for i, p in pairs])
         return results
 
     def _inputs(self, domains: list[str], x: Tensor) -> Tensor:
@@ -173,21 +173,18 @@ class Worker:
             return as_input(x, first)
         return torch.cat([as_input(x[i : i + 1], configs[d]) for i, d in enumerate(domains)])
 
+    @torch.no_grad()
     def _probe(self) -> bool:
         """Run a forward pass of the backbone; return whether its output is finite."""
+        side, size = self._probe_size, self.preprocessing["size"]
+        x = as_input(torch.zeros(1, 3, side, side, dtype=torch.uint8), self.preprocessing)
         try:
-            return self._is_finite(self._probe_size)
+            return bool(torch.as_tensor(self.net.backbone(x)).isfinite().all())
         except Exception:
-            size = self.preprocessing["size"]
-            if self._probe_size == size:
+            if side == size:
                 raise
             self._probe_size = size  # some networks accept no other size
-            return self._is_finite(size)
-
-    @torch.no_grad()
-    def _is_finite(self, size: int) -> bool:
-        x = as_input(torch.zeros(1, 3, size, size, dtype=torch.uint8), self.preprocessing)
-        return bool(torch.as_tensor(self.net.backbone(x)).isfinite().all())
+            return self._probe()
 
     # ── domains ──────────────────────────────────────────────────────────────────────────────
 
@@ -196,14 +193,17 @@ class Worker:
         try:
             shares = self.ecology.entry(name).basis is not None
             with self._basis_lock if shares else contextlib.nullcontext():
-                return self._load_into(self._empty_network(shares), name, version)
+                if shares:
+                    self._remove_unused_bases()
+                beside = self.net.without_domains(self.net.bases if shares else None)
+                return self._load_into(beside, name, version)
         except Exception as error:
             if self._is_changed(name, version):
                 raise DomainChanged from None
             raise broken_domain(name, self._message(error)) from None
 
     def _load_into(self, beside: MultiDomainNetwork, name: str, version: str) -> int:
-        """Load a domain into another network and, if that succeeds, move it into this one."""
+        """Load a domain beside this network; move it here only if that succeeds."""
         domain = self.ecology.load(beside, name).eval()
         beside.prepare_(name, only=True)
         if self._is_changed(name, version):
@@ -215,17 +215,11 @@ class Worker:
         self.net.domains[name] = domain
         return domain.bytes
 
-    def _empty_network(self, shares: bool) -> MultiDomainNetwork:
-        """Return a network on the same backbone, so that a load that fails changes nothing."""
-        if not shares:
-            return self.net.without_domains()
-        self._remove_unused_bases()
-        return self.net.without_domains(self.net.bases)
-
     def _is_changed(self, name: str, version: str) -> bool:
         """Return whether the store has another version; False if the manifest is unreadable."""
         try:
-            return name not in self.ecology.domains or version_of(self.ecology, name) != version
+            entry = self.ecology.domains.get(name)
+            return entry is None or version_of(entry, self.ecology.bases) != version
         except CovNormError:
             return False
 
@@ -233,16 +227,12 @@ class Worker:
         if name in self.net.domains:
             self.net.remove_domain(name)
             if self._basis_of.pop(name, None) is not None:
-                self._threads.submit(self._clean_bases)
-
-    def _clean_bases(self) -> None:
-        with self._basis_lock:
-            self._remove_unused_bases()
+                self._threads.submit(self._remove_unused_bases)
 
     def _remove_unused_bases(self) -> None:
-        """Remove the bases that no domain shares. The caller has the lock, so none is loading."""
-        for basis in set(self.net.bases) - set(self._basis_of.values()):
-            del self.net.bases[basis]
+        with self._basis_lock:  # so none is loading
+            for basis in set(self.net.bases) - set(self._basis_of.values()):
+                del self.net.bases[basis]
 
     def _store(self, name: str, folder: str, replace: bool) -> None:
         try:

@@ -39,20 +39,14 @@ class WorkerHandle:
         self.pace = 0.02
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._freed = asyncio.Event()
-        self._batches: asyncio.Task[None] | None = None
-
-    def run(self) -> None:
-        """Start to compute batches."""
         self._batches = asyncio.create_task(self._run_batches())
 
     async def stop(self) -> None:
         """End the worker."""
-        if self._batches is not None:
-            self._batches.cancel()
+        self._batches.cancel()
         await self.process.stop()
 
     def _exited(self) -> None:
-        """The process has ended, and the domains in its memory are gone."""
         self.metrics.restarts.inc()
         self._loads.clear()
         _fail(self.queue.drain(), WorkerDied)
@@ -102,7 +96,8 @@ class WorkerHandle:
         if victims is None or self.residents.conflicts(new):
             await self._wait(victims is None)
             return
-        self._evict(victims)
+        for victim in victims:
+            self._drop(victim)
         self.residents.add(new)
         load = self._loads[new.name] = asyncio.create_task(self._load(new))
         load.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -127,7 +122,8 @@ class WorkerHandle:
         self.metrics.loads.labels("ok").inc()
         self.metrics.load_seconds.observe(seconds)
         self._drop_if_due(resident)
-        self._evict(self.residents.room_for(0) or [])  # it may be larger than its estimate
+        for victim in self.residents.room_for(0) or ():  # it may be larger than its estimate
+            self._drop(victim)
         self._changed()
 
     async def _wait(self, for_room: bool) -> None:
@@ -157,17 +153,11 @@ class WorkerHandle:
                 self._drop_if_due(resident)
 
     def _drop_if_due(self, resident: Resident) -> None:
-        if resident.turn_over and resident.idle:
-            self._evict([resident])
-        elif resident.outdated and resident.idle:
-            self._drop(resident)
+        if resident.idle and (resident.turn_over or resident.outdated):
+            self._drop(resident, evicted=resident.turn_over)
 
-    def _evict(self, victims: Sequence[Resident]) -> None:
-        for resident in victims:
-            self.metrics.evictions.inc()
-            self._drop(resident)
-
-    def _drop(self, resident: Resident) -> None:
+    def _drop(self, resident: Resident, evicted: bool = True) -> None:
+        self.metrics.evictions.inc(evicted)
         self.residents.drop(resident)
         self.process.send("drop", resident.name)
         self._changed()
@@ -192,18 +182,18 @@ class WorkerHandle:
         tops = [queued.top for queued in batch]
         results, seconds = await self.process.compute("batch", domains, images, tops)
         self.pace += 0.2 * ((self.loop.time() - began) / len(batch) - self.pace)
-        sizes = len(batch), len(set(domains))
-        self.metrics.observe_batch(*sizes, seconds)
-        for queued, top in zip(batch, results, strict=True):
+        sizes = {"images": len(batch), "domains": len(set(domains))}
+        self.metrics.observe_batch(**sizes, seconds=seconds)
+        for queued, result in zip(batch, results, strict=True):
             waited = began - queued.arrived
             self.metrics.queue_seconds.observe(waited)
             if queued.future.done():
                 continue
-            if isinstance(top, RequestError):
-                queued.future.set_exception(top)
+            if isinstance(result, RequestError):
+                queued.future.set_exception(result)
             else:
-                result = ImageResult(queued.domain, top, *sizes, waited, seconds)
-                queued.future.set_result(result)
+                times = {"queue": waited, "compute": seconds}
+                queued.future.set_result(ImageResult(queued.domain, result, sizes, times))
 
 
 def _fail(batch: Sequence[QueuedImage], error: Callable[[], Exception]) -> None:
