@@ -48,6 +48,8 @@ class Engine:
         self.metrics = Metrics()
         self.catalog = Catalog(ecology)
         self.accepted = self.guessing = 0
+        self.metrics.queue_depth.set_function(lambda: self.accepted)
+        self.metrics.domains.set_function(lambda: len(self.catalog.entries()))
         self.pace = 0.0
         self.stopping = False
         self.loop = asyncio.get_running_loop()
@@ -87,7 +89,6 @@ class Engine:
         deadline = arrived + self.limits.deadline
         before = self._admit()
         self.accepted += 1
-        self.metrics.queue_depth.set(self.accepted)
         try:
             async with asyncio.timeout_at(deadline):
                 result = await self._predict(domain, image, top, name, deadline)
@@ -96,7 +97,6 @@ class Engine:
             raise deadline_passed(self.limits.deadline) from None
         finally:
             self.accepted -= 1
-            self.metrics.queue_depth.set(self.accepted)
         seconds = self.loop.time() - arrived
         self._learn_pace(domain, before, seconds)
         self.metrics.images.inc()
@@ -260,7 +260,6 @@ class Engine:
         while True:
             if (versions := self.catalog.versions()) is not known:
                 known = versions
-                self.metrics.domains.set(len(versions))
                 for worker in self.workers:
                     worker.follow(versions)
             await asyncio.sleep(WATCH)

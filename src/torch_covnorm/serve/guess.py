@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,18 +41,10 @@ class _LastSite(Exception):
 
 @dataclass
 class _Statistics:
-    """A domain's statistics at its first sites.
-
-    Args:
-        key: name of this version in the guesser's network.
-        sites: {site: (mean, whitening matrix)}; empty if the domain cannot be guessed.
-        typical: median distance of the domain's examples.
-    """
-
     version: str
-    key: str
-    sites: dict[str, tuple[Tensor, Tensor]]
-    typical: float = math.inf
+    key: str  # name of this version in the guesser's network
+    sites: dict[str, tuple[Tensor, Tensor]]  # mean, whitening matrix; {} if it cannot be guessed
+    typical: float = math.inf  # median distance of the domain's examples
 
 
 class Guesser:
@@ -92,7 +85,7 @@ class Guesser:
 
         shapes: {domain: key of its image}. images: uint8 (3, size, size) by key.
         """
-        found: list[dict[str, Any]] = []
+        found: list[tuple[float, float, str]] = []  # distance, typical distance, name
         for name, known in list(self._known.items()):
             if not known.sites or name not in shapes:
                 continue
@@ -102,16 +95,13 @@ class Guesser:
             except CovNormError:  # forgotten meanwhile
                 continue
             if math.isfinite(distance):
-                fits = distance <= FITS * known.typical
-                row = {"domain": name, "distance": distance, "fits": fits}
-                found.append({**row, "typical": known.typical})
-        found.sort(key=lambda row: row["distance"])
-        scale = max(found[0]["typical"], FLOOR) if found else 1.0
-        weights = [math.exp((found[0]["distance"] - row["distance"]) / scale) for row in found]
-        for row, weight in zip(found, weights, strict=True):
-            del row["typical"]
-            row["chance"] = weight / sum(weights)
-        return found
+                found.append((distance, known.typical, name))
+        found.sort()
+        weights = [math.exp((found[0][0] - d) / max(found[0][1], FLOOR)) for d, _, _ in found]
+        return [
+            {"domain": name, "distance": d, "fits": d <= FITS * typical, "chance": w / sum(weights)}
+            for (d, typical, name), w in zip(found, weights, strict=True)
+        ]
 
     def _read(self, name: str, known: _Statistics) -> _Statistics:
         """Return the statistics of a domain, with the median distance of its examples."""
@@ -145,13 +135,11 @@ class Guesser:
     def _cut_(self, domain: Domain, known: _Statistics, images: Tensor) -> None:
         """Remove what images do not pass on their way to the last of the sites."""
         passed: set[str] = set()
-        hooks = [
-            norm.register_forward_pre_hook(lambda *_, n=n: passed.add(n))
-            for n, norm in domain.norms.items()
-        ]
-        self._distances(known, images)
-        for hook in hooks:
-            hook.remove()
+        with contextlib.ExitStack() as hooks:
+            for name, norm in domain.norms.items():
+                hook = norm.register_forward_pre_hook(lambda *_, n=name: passed.add(n))
+                hooks.enter_context(hook)
+            self._distances(known, images)
         for norm in [n for n in domain.norms if n not in passed]:
             del domain.norms[norm]
         domain.head = None
@@ -168,23 +156,17 @@ class Guesser:
         x = as_input(images, check_preprocessing(domain.preprocessing, known.key))
         total, last = torch.zeros(len(x)), next(reversed(known.sites))
 
-        def at(site: str) -> Any:
+        def compare(site: str, _: torch.nn.Module, args: tuple[Tensor]) -> None:
             mean, white = known.sites[site]
+            features = args[0].flatten(2).mean(2) if args[0].ndim == 4 else args[0]
+            features = features.reshape(len(x), -1, features.shape[-1]).mean(1)
+            total.add_(((features - mean) @ white).square().sum(1))
+            if site == last:
+                raise _LastSite
 
-            def hook(_: torch.nn.Module, args: tuple[Tensor]) -> None:
-                features = args[0].flatten(2).mean(2) if args[0].ndim == 4 else args[0]
-                features = features.reshape(len(x), -1, features.shape[-1]).mean(1)
-                total.add_(((features - mean) @ white).square().sum(1))
-                if site == last:
-                    raise _LastSite
-
-            return hook
-
-        hooks = [domain.maps[site].register_forward_pre_hook(at(site)) for site in known.sites]
-        try:
-            with contextlib.suppress(_LastSite), stepwise():
-                self.net(x, domain=known.key)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with contextlib.ExitStack() as hooks, contextlib.suppress(_LastSite), stepwise():
+            for site in known.sites:
+                hook = domain.maps[site].register_forward_pre_hook(partial(compare, site))
+                hooks.enter_context(hook)
+            self.net(x, domain=known.key)
         return total

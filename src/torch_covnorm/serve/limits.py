@@ -38,12 +38,9 @@ class Limits:
             name, value = field.name, getattr(self, field.name)
             if name in ("mixed", "pins"):
                 continue
-            types, wanted = (
-                ((int,), "whole number") if type(field.default) is int else ((int, float), "number")
-            )
-            smallest, bound = (
-                (0, "of at least 0") if name in ("threads", "wait") else (1e-9, "above 0")
-            )
-            number = isinstance(value, types) and not isinstance(value, bool)
-            if not number or not smallest <= value < math.inf:
-                raise CovNormError(f"{name}={value!r} is out of range: give a {wanted} {bound}")
+            whole, from_0 = isinstance(field.default, int), name in ("threads", "wait")
+            number = isinstance(value, int if whole else int | float) and type(value) is not bool
+            if not number or not (0 if from_0 else 1e-9) <= value < math.inf:
+                wanted = "a whole number" if whole else "a number"
+                wanted += " of at least 0" if from_0 else " above 0"
+                raise CovNormError(f"{name}={value!r} is out of range: give {wanted}")

@@ -101,30 +101,18 @@ class _Protocol(H11Protocol):
     def __init__(self, *args: Any, header_timeout: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_timeout = header_timeout
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first header."""
-        super().connection_made(transport)
-        self._expect_header()
+        self._timer = self.loop.call_later(header_timeout, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
-        self._stop_timer()
+        self._timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Wait for the next header, or the rest of a request that was rejected early."""
         super().on_response_complete()
-        self._expect_header()
-
-    def _expect_header(self) -> None:
-        self._stop_timer()
+        self._timer.cancel()
         self._timer = self.loop.call_later(self._header_timeout, self._close_if_idle)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _close_if_idle(self) -> None:
         if self.cycle is None or self.cycle.response_complete:

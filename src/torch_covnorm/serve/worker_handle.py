@@ -30,7 +30,7 @@ class WorkerHandle:
     """One worker. `pace`: seconds per image, as measured lately."""
 
     def __init__(self, number: int, folder: str, limits: Limits, metrics: Metrics) -> None:
-        self.number, self.limits, self.metrics = number, limits, metrics
+        self.limits, self.metrics = limits, metrics
         self.loop = asyncio.get_running_loop()
         self.process = WorkerProcess(folder, limits, self._exited)
         self.queue = Queue(self.loop.time, limits.mixed)
@@ -38,8 +38,10 @@ class WorkerHandle:
         self.guesses = GuessClient(self.process, limits.backlog)
         self.pace = 0.02
         self._loads: dict[str, asyncio.Task[None]] = {}
-        self._freed = asyncio.Event()
+        self._freed = asyncio.Event()  # wakes the loads that wait for room
         self._batches = asyncio.create_task(self._run_batches())
+        metrics.residents.labels(str(number)).set_function(lambda: len(self.residents.held))
+        metrics.resident_bytes.labels(str(number)).set_function(lambda: self.residents.bytes)
 
     async def stop(self) -> None:
         """End the worker."""
@@ -51,13 +53,7 @@ class WorkerHandle:
         self._loads.clear()
         _fail(self.queue.drain(), WorkerDied)
         self.residents = Residents(self.limits.resident)
-        self._changed()
-
-    def _changed(self) -> None:
-        """Wake the loads that wait for room, and update the metrics."""
         self._freed.set()
-        self.metrics.resident_bytes.labels(str(self.number)).set(self.residents.bytes)
-        self.metrics.residents.labels(str(self.number)).set(len(self.residents.held))
 
     # ── domains in memory ────────────────────────────────────────────────────────────────────
 
@@ -101,7 +97,7 @@ class WorkerHandle:
         self.residents.add(new)
         load = self._loads[new.name] = asyncio.create_task(self._load(new))
         load.add_done_callback(lambda task: task.cancelled() or task.exception())
-        self._changed()
+        self._freed.set()
 
     async def _load(self, resident: Resident) -> None:
         name = resident.name
@@ -113,7 +109,7 @@ class WorkerHandle:
             if self.residents.held.get(name) is resident:
                 del self._loads[name]
                 self.residents.load_failed(resident)
-                self._changed()
+                self._freed.set()
             if isinstance(error, RequestError):
                 self.metrics.loads.labels("failed").inc()
             raise
@@ -124,7 +120,7 @@ class WorkerHandle:
         self._drop_if_due(resident)
         for victim in self.residents.room_for(0) or ():  # it may be larger than its estimate
             self._drop(victim)
-        self._changed()
+        self._freed.set()
 
     async def _wait(self, for_room: bool) -> None:
         """Wait until a domain leaves. If all are in use all the time, they take turns."""
@@ -160,7 +156,7 @@ class WorkerHandle:
         self.metrics.evictions.inc(evicted)
         self.residents.drop(resident)
         self.process.send("drop", resident.name)
-        self._changed()
+        self._freed.set()
 
     # ── batches ──────────────────────────────────────────────────────────────────────────────
 
