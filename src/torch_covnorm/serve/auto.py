@@ -34,7 +34,7 @@ class GuessClient:
 
         images: the image as uint8 (3, size, size), for every input shape of the domains.
         """
-        await self._process.wait_up()
+        await self._process.up.wait()
         await self._learn({name: domain.statistics for name, domain in served.items()})
         shapes = {name: domain.shape for name, domain in served.items()}
         found = await self._call(shapes, images)

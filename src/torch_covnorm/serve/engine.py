@@ -13,17 +13,10 @@ from torch import Tensor
 from ..data.image_files import load_image
 from ..ecology import Ecology
 from ..errors import CovNormError
+from . import errors
 from .auto import AUTO
-from .catalog import Catalog, InputShape, ServedDomain
-from .errors import (
-    DomainChanged,
-    RequestError,
-    WorkerDied,
-    deadline_passed,
-    queue_full,
-    unavailable,
-    without_paths,
-)
+from .catalog import Catalog, InputShape
+from .errors import DomainChanged, RequestError, WorkerDied
 from .limits import Limits
 from .log import LOG
 from .metrics import Metrics
@@ -94,7 +87,7 @@ class Engine:
                 result = await self._predict(domain, image, top, name, deadline)
         except TimeoutError:
             self._learn_pace(domain, before, self.limits.deadline)
-            raise deadline_passed(self.limits.deadline) from None
+            raise errors.deadline_passed(self.limits.deadline) from None
         finally:
             self.accepted -= 1
         seconds = self.loop.time() - arrived
@@ -111,12 +104,12 @@ class Engine:
     def _admit(self) -> int:
         """Return the images that a new one waits for; reject what cannot be computed in time."""
         if self.stopping:
-            raise unavailable()
+            raise errors.unavailable()
         ahead = self.accepted - self.guessing  # guesses have a separate queue
         pace = min(worker.pace for worker in self.workers) / len(self.workers)
         seconds = ahead * max(self.pace, pace)
         if self.accepted >= self.limits.queue or seconds > self.limits.backlog:
-            raise queue_full(seconds)
+            raise errors.queue_full(seconds)
         return ahead
 
     async def _predict(
@@ -134,25 +127,16 @@ class Engine:
                 pixels = await self._decode(image, served.shape, name)
                 decoded = served.shape
                 continue
+            worker = self._choose_worker(domain)
             try:
-                result = await self._compute(served, pixels, top, deadline)
+                async with worker.hold(served):
+                    result = await worker.queue.put(domain, pixels, top, deadline).future
                 return dataclasses.replace(result, **guess)
             except DomainChanged:
                 continue
             except WorkerDied:
                 attempts -= 1
-        raise unavailable()
-
-    async def _compute(
-        self, domain: ServedDomain, pixels: Tensor, top: int, deadline: float
-    ) -> ImageResult:
-        """Put an image into the queue of a worker that has its domain, and wait for the result."""
-        worker = self._choose_worker(domain.name)
-        resident = await worker.hold(domain)
-        try:
-            return await worker.queue.put(domain.name, pixels, top, deadline).future
-        finally:
-            worker.release(resident)
+        raise errors.unavailable()
 
     async def _decode(self, image: bytes, shape: InputShape, name: str) -> Tensor:
         """Decode an image as a domain needs it: uint8 (3, size, size)."""
@@ -166,12 +150,12 @@ class Engine:
     def _choose_worker(self, domain: str) -> WorkerHandle:
         """Return the worker with the least to do, preferably one that has the domain in memory."""
         idlest = self._idlest()
-        having = [w for w in self.workers if domain in w.residents.held and w.process.is_up]
+        having = [w for w in self.workers if domain in w.residents.held and w.process.up.is_set()]
         best = min(having, key=lambda w: len(w.queue), default=idlest)
         return best if len(best.queue) <= len(idlest.queue) + self.limits.batch else idlest
 
     def _idlest(self) -> WorkerHandle:
-        return min(self.workers, key=lambda w: (not w.process.is_up, len(w.queue)))
+        return min(self.workers, key=lambda w: (not w.process.up.is_set(), len(w.queue)))
 
     async def _guess(self, image: bytes, name: str) -> dict[str, Any]:
         """Return {"domain", "confidence", "candidates"} for an image whose domain is "auto"."""
@@ -184,10 +168,10 @@ class Engine:
                     images = {s: (await self._decode(image, s, name)).numpy() for s in shapes}
                     worker = min(
                         self.workers,
-                        key=lambda w: (not w.process.is_up, w.guesses.waiting, len(w.queue)),
+                        key=lambda w: (not w.process.up.is_set(), w.guesses.waiting, len(w.queue)),
                     )
                     return await worker.guesses.guess(served, images)
-            raise unavailable()
+            raise errors.unavailable()
         finally:
             self.guessing -= 1
 
@@ -198,7 +182,7 @@ class Engine:
         try:
             await self._idlest().process.background("store", name, folder, replace)
         except WorkerDied:
-            raise unavailable() from None
+            raise errors.unavailable() from None
         except RequestError:
             if replace or name not in self.catalog.entries():
                 raise
@@ -212,7 +196,7 @@ class Engine:
             await asyncio.to_thread(self.ecology.remove, [name])
         except CovNormError as error:
             self.catalog.find_entry(name)  # 404 if another request has removed it meanwhile
-            why = without_paths(str(error), self.ecology.folder)
+            why = errors.without_paths(str(error), self.ecology.folder)
             message = f"domain {name!r} was not removed: {why}"
             raise RequestError("broken_domain", message) from None
 
@@ -221,19 +205,15 @@ class Engine:
         return {
             "ready": self.ready,
             "domains": len(self.catalog.entries()),
-            "images": self.metrics.images_total,
-            "switches": self.metrics.switches,
+            "images": self.metrics.total("images_total"),
+            "switches": self.metrics.total("batch_domains_sum"),
             "queue": self.accepted,
             "queue_limit": self.limits.queue,
             "resident": sum(len(w.residents.held) for w in self.workers),
             "resident_bytes": sum(w.residents.bytes for w in self.workers),
             "workers": [
-                {
-                    "pid": w.process.pid,
-                    "ready": w.process.is_ready(),
-                    "restarts": w.process.restarts,
-                }
-                for w in self.workers
+                {"pid": process.pid, "ready": process.is_ready(), "restarts": process.restarts}
+                for process in (worker.process for worker in self.workers)
             ],
             "backbone": self.backbone,
             "deadline": self.limits.deadline,
@@ -245,7 +225,8 @@ class Engine:
         while True:
             for name in self.limits.pins:
                 try:
-                    worker.release(await worker.hold(self.catalog.find(name)))
+                    async with worker.hold(self.catalog.find(name)):
+                        pass
                 except (WorkerDied, DomainChanged):
                     continue
                 except RequestError as error:  # it may be added or repaired later

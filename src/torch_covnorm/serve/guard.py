@@ -80,14 +80,9 @@ class Guard:
         finally:
             route = getattr(scope.get("route"), "path", "other")
             scope["app"].state.engine.metrics.requests.labels(route, str(status)).inc()
-            fields = {
-                "request": request_id,
-                "method": scope["method"],
-                "route": route,
-                "status": status,
-                "seconds": round(time.perf_counter() - start, 4),
-            }
-            LOG.info("request", extra={"fields": fields})
+            seconds = round(time.perf_counter() - start, 4)
+            fields = {"request": request_id, "method": scope["method"], "route": route}
+            LOG.info("request", extra={"fields": {**fields, "status": status, "seconds": seconds}})
 
     def _check(self, path: str, headers: Headers) -> None:
         if path not in OPEN and not self.keys.allow(headers):

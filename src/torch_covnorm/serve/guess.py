@@ -14,7 +14,7 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,6 @@ from ..data.loader import as_input
 from ..ecology import Ecology
 from ..ecology.prediction import check_preprocessing
 from ..errors import CovNormError
-from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
 from ..network.routing import stepwise
 
@@ -52,17 +51,14 @@ class Guesser:
 
     def __init__(self, ecology: Ecology) -> None:
         self.ecology = ecology
-        self._net: MultiDomainNetwork | None = None
         self._known: dict[str, _Statistics] = {}
         self._learning = threading.Lock()
         self._numbers = itertools.count()
 
-    @property
+    @cached_property
     def net(self) -> MultiDomainNetwork:
         """The guesser's network; not the worker's, because its domains are cut short."""
-        if self._net is None:
-            self._net = self.ecology.network().eval()
-        return self._net
+        return self.ecology.network().eval()
 
     def learn(self, wanted: Mapping[str, str]) -> None:
         """Know exactly these domains, {name: version}. Guesses may run meanwhile."""
@@ -126,28 +122,23 @@ class Guesser:
         examples = [load_image(data, size, fit) for data in self.ecology.examples(name).values()]
         images = torch.stack(examples or [torch.zeros(3, size, size, dtype=torch.uint8)])
         ready = _Statistics(known.version, known.key, statistics)
-        distances = self._distances(ready, images)
-        if examples:
-            ready.typical = float(distances.median())
-        self._cut_(domain, ready, images[:1])
-        return ready
-
-    def _cut_(self, domain: Domain, known: _Statistics, images: Tensor) -> None:
-        """Remove what images do not pass on their way to the last of the sites."""
         passed: set[str] = set()
         with contextlib.ExitStack() as hooks:
-            for name, norm in domain.norms.items():
-                hook = norm.register_forward_pre_hook(lambda *_, n=name: passed.add(n))
+            for key, norm in domain.norms.items():
+                hook = norm.register_forward_pre_hook(lambda *_, key=key: passed.add(key))
                 hooks.enter_context(hook)
-            self._distances(known, images)
-        for norm in [n for n in domain.norms if n not in passed]:
-            del domain.norms[norm]
+            distances = self._distances(ready, images)
+        if examples:
+            ready.typical = float(distances.median())
+        for key in set(domain.norms) - passed:  # those after the last of the sites
+            del domain.norms[key]
         domain.head = None
+        return ready
 
     def _forget(self, name: str) -> None:
         known = self._known.pop(name, None)
-        if known is not None and self._net is not None and known.key in self._net.domains:
-            self._net.remove_domain(known.key)
+        if known is not None and known.key in self.net.domains:
+            self.net.remove_domain(known.key)
 
     @torch.no_grad()
     def _distances(self, known: _Statistics, images: Tensor) -> Tensor:

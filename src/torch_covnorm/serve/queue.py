@@ -46,6 +46,11 @@ class QueuedImage:
         """The side in pixels. Only images of one size share a batch."""
         return int(self.image.shape[-1])
 
+    def fail(self, error: Exception) -> None:
+        """Answer with an error, unless it has a result or was cancelled."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
     def fits_batch_of(self, other: QueuedImage, mixed: bool) -> bool:
         """Return whether both images can be in one batch."""
         return self.size == other.size and (mixed or self.domain == other.domain)
@@ -82,7 +87,7 @@ class Queue:
         left: list[QueuedImage] = []
         for queued in self._waiting():
             if queued.deadline <= self.now():
-                queued.future.set_exception(deadline_passed(queued.deadline - queued.arrived))
+                queued.fail(deadline_passed(queued.deadline - queued.arrived))
             elif len(taken) < most and (not taken or queued.fits_batch_of(taken[0], self.mixed)):
                 taken.append(queued)
             else:

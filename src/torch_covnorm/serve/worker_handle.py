@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
@@ -51,14 +50,16 @@ class WorkerHandle:
     def _exited(self) -> None:
         self.metrics.restarts.inc()
         self._loads.clear()
-        _fail(self.queue.drain(), WorkerDied)
+        for queued in self.queue.drain():
+            queued.fail(WorkerDied())
         self.residents = Residents(self.limits.resident)
         self._freed.set()
 
     # ── domains in memory ────────────────────────────────────────────────────────────────────
 
-    async def hold(self, domain: ServedDomain) -> Resident:
-        """Load a domain if needed, and keep it in memory until `release`. Loads are shared."""
+    @contextlib.asynccontextmanager
+    async def hold(self, domain: ServedDomain) -> AsyncIterator[None]:
+        """Load a domain if needed, and keep it in memory inside the `with`. Loads are shared."""
         while True:
             resident = self.residents.held.get(domain.name)
             if resident and resident.version == domain.version and not resident.turn_over:
@@ -66,18 +67,21 @@ class WorkerHandle:
             await self._make_room_and_load(domain)
         self.residents.hold(resident.name)
         resident.outdated = False  # if it was, it has come back as it was
-        if resident.loading:
-            try:
+        try:
+            if resident.loading:
                 await asyncio.shield(self._loads[resident.name])
-            except BaseException:
-                self.release(resident)
-                raise
-        return resident
+            yield
+        finally:
+            if self.residents.held.get(resident.name) is resident:
+                self.residents.release(resident)
+                self._drop_if_due(resident)
+                if resident.idle:
+                    self._freed.set()
 
     async def _make_room_and_load(self, domain: ServedDomain) -> None:
         """Begin a load, or wait for a change of what prevents it; the caller looks again."""
-        if not self.process.is_up:
-            await self.process.wait_up()
+        if not self.process.up.is_set():
+            await self.process.up.wait()
             return
         new = Resident(domain.name, domain.version, domain.bytes, domain.basis)
         new.pinned = new.name in self.limits.pins
@@ -133,14 +137,6 @@ class WorkerHandle:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), left)
 
-    def release(self, resident: Resident) -> None:
-        """Undo one `hold`."""
-        if self.residents.held.get(resident.name) is resident:
-            self.residents.release(resident)
-            self._drop_if_due(resident)
-            if resident.idle:
-                self._freed.set()
-
     def follow(self, versions: dict[str, str]) -> None:
         """Drop what the store has replaced or removed, now or as soon as nobody uses it."""
         for resident in list(self.residents.held.values()):
@@ -165,11 +161,13 @@ class WorkerHandle:
             batch = await self.queue.next_batch(self.limits.batch, self.limits.wait)
             try:
                 await self._run_batch(batch)
-            except WorkerDied:
-                _fail(batch, WorkerDied)
+            except WorkerDied:  # the engine repeats the images
+                for queued in batch:
+                    queued.fail(WorkerDied())
             except Exception as error:  # the next batch is computed whatever happened to this one
                 LOG.exception("batch")
-                _fail(batch, partial(RequestError, "failed", repr(error)))
+                for queued in batch:
+                    queued.fail(RequestError("failed", repr(error)))
 
     async def _run_batch(self, batch: Sequence[QueuedImage]) -> None:
         began = self.loop.time()
@@ -179,21 +177,14 @@ class WorkerHandle:
         results, seconds = await self.process.compute("batch", domains, images, tops)
         self.pace += 0.2 * ((self.loop.time() - began) / len(batch) - self.pace)
         sizes = {"images": len(batch), "domains": len(set(domains))}
-        self.metrics.observe_batch(**sizes, seconds=seconds)
+        self.metrics.batch_images.observe(sizes["images"])
+        self.metrics.batch_domains.observe(sizes["domains"])
+        self.metrics.compute_seconds.observe(seconds)
         for queued, result in zip(batch, results, strict=True):
             waited = began - queued.arrived
             self.metrics.queue_seconds.observe(waited)
-            if queued.future.done():
-                continue
             if isinstance(result, RequestError):
-                queued.future.set_exception(result)
-            else:
+                queued.fail(result)
+            elif not queued.future.done():
                 times = {"queue": waited, "compute": seconds}
                 queued.future.set_result(ImageResult(queued.domain, result, sizes, times))
-
-
-def _fail(batch: Sequence[QueuedImage], error: Callable[[], Exception]) -> None:
-    """Fail what still waits. After `WorkerDied` the engine repeats it on the next process."""
-    for queued in batch:
-        if not queued.future.done():
-            queued.future.set_exception(error())
