@@ -158,7 +158,6 @@ class Engine:
         return min(self.workers, key=lambda w: (not w.process.up.is_set(), len(w.queue)))
 
     async def _guess(self, image: bytes, name: str) -> dict[str, Any]:
-        """Return {"domain", "confidence", "candidates"} for an image whose domain is "auto"."""
         self.guessing += 1
         try:
             for _ in range(ATTEMPTS):

@@ -100,7 +100,6 @@ class Guesser:
         ]
 
     def _read(self, name: str, known: _Statistics) -> _Statistics:
-        """Return the statistics of a domain, with the median distance of its examples."""
         moments = self.ecology.moments(name)
         config = check_preprocessing(self.ecology.record(name)["preprocessing"], name)
         size, fit = config["size"], config["fit"]

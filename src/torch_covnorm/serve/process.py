@@ -48,7 +48,7 @@ class WorkerProcess:
         self.up = asyncio.Event()
         self._failures = 0
         self._stopping = False
-        self._tasks = {self.loop.create_task(self._watch())}
+        self._watching = self.loop.create_task(self._watch())
         self._start()
 
     def _start(self) -> None:
@@ -83,9 +83,8 @@ class WorkerProcess:
         word, *rest = message
         if word == "started":
             self.pid, self._busy_since = rest[0], None
-            task = self.loop.create_task(self._probe())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._watching.cancel()
+            self._watching = self.loop.create_task(self._watch())  # probes it immediately
         elif word == "unfit":
             LOG.error("worker", extra={"fields": {"unfit": rest[0]}})
         else:
@@ -183,12 +182,12 @@ class WorkerProcess:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(PROBE)
             began = self._busy_since
             if self.pid is not None and not self._is_computing():
                 await self._probe()
             elif self.pid is None and began and self.loop.time() - began > START:
                 self._process.kill()
+            await asyncio.sleep(PROBE)
 
     async def _probe(self) -> None:
         why = "the output is not finite"
@@ -204,8 +203,7 @@ class WorkerProcess:
     async def stop(self) -> None:
         """End the process, and start no other."""
         self._stopping = True
-        for task in list(self._tasks):
-            task.cancel()
+        self._watching.cancel()
         self.send("stop")
         await asyncio.to_thread(self._process.join, 5.0)
         if self._process.is_alive():

@@ -5,6 +5,7 @@ Bookkeeping only. It decides what to load and what to drop; the caller does both
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 
@@ -17,6 +18,7 @@ class Resident:
     bytes: int
     basis: tuple[str, str] | None = None  # name and version of its shared basis
     loading: bool = True
+    load: asyncio.Task[None] = field(init=False)  # set by the caller
     outdated: bool = False  # replaced or removed in the store: dropped once nobody uses it
     turn_over: bool = False  # another domain needs its room: no new requests, evicted when idle
     loaded_at: float = 0.0  # by the caller's clock

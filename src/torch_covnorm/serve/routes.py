@@ -122,8 +122,8 @@ async def put(
     if _content_type(request) != FORM:
         raise RequestError("media_type", f"send the domain's files as {FORM}")
     with tempfile.TemporaryDirectory() as folder:
-        async with _form(request) as form:
-            for file in _files(form, "file"):
+        async with _form(request, "file") as (_, files):
+            for file in files:
                 await _save(Path(folder), file)
         await engine.store_domain(name, folder, replace)
     return await domain(engine, name)
@@ -188,8 +188,7 @@ async def _read_image(request: Request) -> bytes:
     """Return the image of a request: its body, or the one file of its form."""
     media_type = _content_type(request)
     if media_type == FORM:
-        async with _form(request) as form:
-            files = _files(form, "image")
+        async with _form(request, "image") as (_, files):
             if len(files) != 1:
                 raise RequestError("invalid", "the form needs exactly one file named 'image'")
             return await files[0].read()
@@ -203,8 +202,7 @@ async def _read_images(request: Request, most: int) -> Sequence[tuple[str, bytes
     """Return [(domain, image)] of a request; None for an image that is not valid base64."""
     media_type = _content_type(request)
     if media_type == FORM:
-        async with _form(request) as form:
-            files = _files(form, "image")
+        async with _form(request, "image") as (form, files):
             names = [value for value in form.getlist("domain") if isinstance(value, str)]
             names = names * len(files) if len(names) == 1 else names
             if not files or len(names) != len(files):
@@ -248,16 +246,13 @@ def _content_type(request: Request) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _form(request: Request) -> AsyncIterator[FormData]:
+async def _form(request: Request, field: str) -> AsyncIterator[tuple[FormData, list[UploadFile]]]:
+    """Yield the form of a request, and its files in a field."""
     try:
         async with request.form(max_files=PARTS, max_fields=PARTS) as form:
-            yield form
+            yield form, [value for value in form.getlist(field) if isinstance(value, UploadFile)]
     except HTTPException as error:
         raise RequestError("invalid", str(error.detail), status=400) from None
-
-
-def _files(form: FormData, field: str) -> list[UploadFile]:
-    return [value for value in form.getlist(field) if isinstance(value, UploadFile)]
 
 
 async def _save(folder: Path, upload: UploadFile) -> None:

@@ -54,7 +54,6 @@ def store_upload(ecology: Ecology, name: str, folder: Path, replace: bool) -> No
 
 
 def _stored_dtype(folder: Path) -> torch.dtype:
-    """Return the dtype of the files: int8, float16 or float32."""
     dtypes: set[torch.dtype] = set()
     for file in sorted(folder.glob("*.safetensors")):
         with blame(file), safetensors.safe_open(file, "pt") as tensors:

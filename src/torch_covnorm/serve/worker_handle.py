@@ -36,7 +36,6 @@ class WorkerHandle:
         self.residents = Residents(limits.resident)
         self.guesses = GuessClient(self.process, limits.backlog)
         self.pace = 0.02
-        self._loads: dict[str, asyncio.Task[None]] = {}
         self._freed = asyncio.Event()  # wakes the loads that wait for room
         self._batches = asyncio.create_task(self._run_batches())
         metrics.residents.labels(str(number)).set_function(lambda: len(self.residents.held))
@@ -49,7 +48,6 @@ class WorkerHandle:
 
     def _exited(self) -> None:
         self.metrics.restarts.inc()
-        self._loads.clear()
         for queued in self.queue.drain():
             queued.fail(WorkerDied())
         self.residents = Residents(self.limits.resident)
@@ -68,8 +66,7 @@ class WorkerHandle:
         self.residents.hold(resident.name)
         resident.outdated = False  # if it was, it has come back as it was
         try:
-            if resident.loading:
-                await asyncio.shield(self._loads[resident.name])
+            await asyncio.shield(resident.load)
             yield
         finally:
             if self.residents.held.get(resident.name) is resident:
@@ -99,8 +96,8 @@ class WorkerHandle:
         for victim in victims:
             self._drop(victim)
         self.residents.add(new)
-        load = self._loads[new.name] = asyncio.create_task(self._load(new))
-        load.add_done_callback(lambda task: task.cancelled() or task.exception())
+        new.load = asyncio.create_task(self._load(new))
+        new.load.add_done_callback(lambda task: task.cancelled() or task.exception())
         self._freed.set()
 
     async def _load(self, resident: Resident) -> None:
@@ -111,13 +108,11 @@ class WorkerHandle:
                 raise WorkerDied
         except (RequestError, DomainChanged) as error:
             if self.residents.held.get(name) is resident:
-                del self._loads[name]
                 self.residents.load_failed(resident)
                 self._freed.set()
             if isinstance(error, RequestError):
                 self.metrics.loads.labels("failed").inc()
             raise
-        del self._loads[name]
         resident.bytes, resident.loading, resident.loaded_at = size, False, self.loop.time()
         self.metrics.loads.labels("ok").inc()
         self.metrics.load_seconds.observe(seconds)
