@@ -15,7 +15,6 @@ from torch_covnorm.serve.errors import RequestError
 def test_the_pace_is_learned_from_results_only_and_limits_the_queue(house: Ecology, photo: bytes):
     async def run() -> None:
         engine = Engine(house, Limits(threads=1, batch=4, deadline=60.0))
-        engine.run()
         try:
             await engine.predict("roses", photo, 1)
             assert engine.pace == 0.0  # there was no queue

@@ -102,13 +102,13 @@ def test_a_joint_basis_that_changed_is_followed(
 def test_the_version_of_a_domain_includes_its_basis(house: Ecology, tmp_path: Path):
     """Even if only the basis has changed."""
     copy = Ecology(shutil.copytree(house.folder, tmp_path / "copy"))
-    before = {name: version_of(copy, name) for name in copy.domains}
+    before = {name: version_of(copy.entry(name), copy.bases) for name in copy.domains}
     file = copy.folder / MANIFEST
     made = content(json.loads(file.read_bytes()))
     (basis,) = {copy.entry(name).basis for name in ("north", "south")}
     made["bases"][basis]["tensors"] = copy.entry("roses").blobs["tensors"]
     file.write_bytes(records.sealed(FORMAT, made, indent=None))
-    changed = {name for name in before if version_of(copy, name) != before[name]}
+    changed = {name for name in before if version_of(copy.entry(name), copy.bases) != before[name]}
     assert changed == {"north", "south"}
 
 

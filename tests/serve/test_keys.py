@@ -15,9 +15,9 @@ from starlette.datastructures import Headers
 
 from torch_covnorm import CovNormError
 from torch_covnorm.ecology import Ecology
-from torch_covnorm.serve import Keys
-from torch_covnorm.serve.app import make_app
+from torch_covnorm.serve import Keys, Limits
 from torch_covnorm.serve.guard import OPEN
+from torch_covnorm.serve.server import make_app
 
 KEY, SECOND = "correct-horse-battery", "staple-0123456789abcdef"
 
@@ -45,7 +45,7 @@ def ways(key: str) -> list[dict[str, str]]:
 
 def routes(house: Ecology) -> list[tuple[str, str]]:
     """Return [(method, path)] of every route, those that FastAPI adds included."""
-    app = make_app(house, allow_writes=True)
+    app = make_app(house, Limits(), allow_writes=True)
     found = []
     for route in app.routes:
         for method in sorted(getattr(route, "methods", None) or {"GET"}):

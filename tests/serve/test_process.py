@@ -30,10 +30,10 @@ def test_a_probe_that_fails_or_a_worker_that_ended_is_not_up(house: Ecology, end
 
     async def run() -> None:
         process = WorkerProcess(str(house.folder), Limits(threads=1), lambda: None)
-        await asyncio.wait_for(process.wait_up(), 60)
+        await asyncio.wait_for(process.up.wait(), 60)
         assert process.is_ready()
         process.replied, outbox = None, process._outbox
-        process._up.clear()
+        process.up.clear()
         process._outbox = queue.SimpleQueue()
         call = asyncio.create_task(process.compute("probe"))
         await asyncio.sleep(0)
@@ -43,7 +43,7 @@ def test_a_probe_that_fails_or_a_worker_that_ended_is_not_up(house: Ecology, end
         if ends:  # its reply is good, but it has ended before the reply is handled
             process._stopping, process.pid = True, None
         await call
-        assert not process.is_up
+        assert not process.up.is_set()
         assert not process.is_ready()
         process._outbox = outbox
         await process.stop()
@@ -81,7 +81,7 @@ def test_a_network_that_accepts_one_size_only_is_probed_at_that_size(house: Ecol
 def test_why_a_probe_fails_is_logged(house: Ecology, caplog):
     async def run() -> None:
         process = WorkerProcess(str(house.folder), Limits(threads=1), lambda: None)
-        await asyncio.wait_for(process.wait_up(), 60)
+        await asyncio.wait_for(process.up.wait(), 60)
         for reply in (RequestError("failed", "ValueError: 64 pixels"), False):
 
             async def compute(_: str, reply: object = reply) -> tuple[object, float]:
@@ -107,7 +107,7 @@ def test_a_worker_that_cannot_be_started_is_retried(house: Ecology, monkeypatch,
 
     async def run() -> None:
         process = WorkerProcess(str(house.folder), Limits(threads=1), lambda: None)
-        await asyncio.wait_for(process.wait_up(), 60)
+        await asyncio.wait_for(process.up.wait(), 60)
         start, tries = process._start, []
 
         def starved() -> None:
@@ -121,7 +121,7 @@ def test_a_worker_that_cannot_be_started_is_retried(house: Ecology, monkeypatch,
         os.kill(first, signal.SIGKILL)
         while process.pid in (first, None):
             await asyncio.sleep(0.01)
-        await asyncio.wait_for(process.wait_up(), 60)
+        await asyncio.wait_for(process.up.wait(), 60)
         assert len(tries) == 3
         assert process.is_ready()
         await process.stop()

@@ -16,11 +16,7 @@ from torch_covnorm.serve.queue import Queue, QueuedImage
 
 def request(queue: Queue, deadline: float, side: int = 8, domain: str = "a") -> QueuedImage:
     """Put an image into the queue."""
-    image = torch.zeros(3, side, side, dtype=torch.uint8)
-    future = asyncio.get_running_loop().create_future()
-    made = QueuedImage(domain, image, 1, queue.now(), deadline, future)
-    queue.put(made)
-    return made
+    return queue.put(domain, torch.zeros(3, side, side, dtype=torch.uint8), 1, deadline)
 
 
 def on_a_loop(test):

@@ -174,7 +174,9 @@ def test_a_worker_loads_the_requested_version_or_none(house: Ecology):
             return message
 
         assert heard()[0] == "started"
-        versions = {name: version_of(house, name) for name in ("roses", "north", "south")}
+        versions = {
+            name: version_of(house.entry(name), house.bases) for name in ("roses", "north", "south")
+        }
         for name in versions:
             pipe.send(("load", 1, name, versions["roses" if name != "roses" else "north"]))
             word, number, value, _ = heard()
@@ -194,7 +196,7 @@ def test_a_worker_loads_the_requested_version_or_none(house: Ecology):
             net.prepare_(name, only=True)
             assert (word, number, size) == ("result", 3, domain.bytes)
         pipe.send(("batch", 4, ["roses"], images, [1]))
-        assert heard()[2][0][0][0].startswith("roses-")
+        assert heard()[2][0][0]["label"].startswith("roses-")
 
 
 def test_a_worker_that_keeps_dying_is_restarted_with_a_delay(patient: Server, photo: bytes):

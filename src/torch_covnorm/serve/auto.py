@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .catalog import ServedDomain
+from .catalog import InputShape, ServedDomain
 from .errors import RequestError, queue_full
 from .process import WorkerProcess
 
 AUTO = "auto"
-InputShape = tuple[int, str]  # size and fit of a domain's inputs
 
 
 class GuessClient:
@@ -26,7 +25,7 @@ class GuessClient:
         self._one_at_a_time = asyncio.Lock()
         # The process that has learned, because its successor knows nothing, and what it learned.
         self._learned: tuple[int | None, dict[str, str]] = (None, {})
-        self._learning: asyncio.Task[None] | None = None
+        self._learning: asyncio.Task[Any] | None = None
 
     async def guess(
         self, served: Mapping[str, ServedDomain], images: Mapping[InputShape, np.ndarray]
@@ -35,9 +34,9 @@ class GuessClient:
 
         images: the image as uint8 (3, size, size), for every input shape of the domains.
         """
-        await self._process.wait_up()
+        await self._process.up.wait()
         await self._learn({name: domain.statistics for name, domain in served.items()})
-        shapes = {name: (domain.size, domain.fit) for name, domain in served.items()}
+        shapes = {name: domain.shape for name, domain in served.items()}
         found = await self._call(shapes, images)
         if not found:
             raise RequestError(
@@ -77,16 +76,14 @@ class GuessClient:
     async def _learn(self, versions: dict[str, str]) -> None:
         """Let the worker learn statistics. It continues even if the caller is cancelled."""
         wanted = self._process.pid, versions
+
+        def done(task: asyncio.Task[Any]) -> None:
+            self._learning = None
+            if not task.cancelled() and task.exception() is None:
+                self._learned = wanted
+
         if self._learned != wanted and self._learning is None:
-
-            async def learn() -> None:
-                try:
-                    await self._process.background("learn", versions)
-                    self._learned = wanted
-                finally:
-                    self._learning = None
-
-            self._learning = asyncio.create_task(learn())
-            self._learning.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._learning = asyncio.create_task(self._process.background("learn", versions))
+            self._learning.add_done_callback(done)
         if self._learning is not None:
             await asyncio.shield(self._learning)

@@ -19,15 +19,12 @@ from ..records import blame
 from .errors import RequestError, broken_domain, without_paths
 
 LARGEST = 1024  # pixels on a side of an input
+InputShape = tuple[int, str]  # size and fit of a domain's inputs
 Bases = dict[str, dict[str, str]]
 
 
-def version_of(ecology: Ecology, name: str) -> str:
+def version_of(entry: Entry, bases: Bases) -> str:
     """Return a hash that changes whenever the domain's predictions may, its basis included."""
-    return _version(ecology.entry(name), ecology.bases)
-
-
-def _version(entry: Entry, bases: Bases) -> str:
     return _hash(entry.blobs["record"], entry.blobs["tensors"], *(_basis(entry, bases) or ()))
 
 
@@ -48,9 +45,10 @@ def check_servable(preprocessing: Any, name: str) -> dict[str, Any]:
     It may come from a forged record, so it is checked before it can harm other domains.
     """
     preprocessing = check_preprocessing(preprocessing, name)
-    size, fit, std = (preprocessing[key] for key in ("size", "fit", "std"))
+    size, fit, mean, std = (preprocessing[key] for key in ("size", "fit", "mean", "std"))
     good = type(size) is int and MIN_SIDE <= size <= LARGEST and fit in FITS
-    good = good and _are_three_numbers(preprocessing["mean"]) and _are_three_numbers(std)
+    good = good and all(isinstance(values, list) and len(values) == 3 for values in (mean, std))
+    good = good and all(type(v) in (int, float) and math.isfinite(v) for v in (*mean, *std))
     if not good or not all(value > 0 for value in std):
         raise CovNormError(
             f"domain {name!r}: invalid preprocessing {preprocessing!r}. It needs a size of "
@@ -58,14 +56,6 @@ def check_servable(preprocessing: Any, name: str) -> dict[str, Any]:
             f"fit of {' or '.join(FITS)}."
         )
     return preprocessing
-
-
-def _are_three_numbers(values: object) -> bool:
-    return (
-        isinstance(values, list)
-        and len(values) == 3
-        and all(type(value) in (int, float) and math.isfinite(value) for value in values)
-    )
 
 
 @dataclass(frozen=True)
@@ -76,8 +66,7 @@ class ServedDomain:
     version: str
     statistics: str  # version of what `auto` compares images with
     basis: tuple[str, str] | None  # name and version of its shared basis
-    size: int  # side of its inputs in pixels
-    fit: str
+    shape: InputShape
     bytes: int  # in memory, estimated
     classes: list[str] | None
 
@@ -108,10 +97,10 @@ class Catalog:
 
     def find(self, name: str) -> ServedDomain:
         """Return a domain that can be served, or raise 404 or 409."""
-        self.find_entry(name)
+        entry = self.find_entry(name)
         if name not in self._served:
             try:
-                self._served[name] = self._read(name)
+                self._served[name] = self._read(name, entry)
             except CovNormError as error:
                 why = without_paths(str(error), self.ecology.folder)
                 raise broken_domain(name, why) from None
@@ -143,7 +132,7 @@ class Catalog:
             if stamp == self._stamp:
                 return
             entries, bases = self.ecology.domains, self.ecology.bases
-            versions = {name: _version(entry, bases) for name, entry in entries.items()}
+            versions = {name: version_of(entry, bases) for name, entry in entries.items()}
             self._served = {
                 name: served
                 for name, served in self._served.items()
@@ -152,20 +141,12 @@ class Catalog:
             self._entries, self._bases, self._versions = entries, bases, versions
             self._stamp = stamp
 
-    def _read(self, name: str) -> ServedDomain:
-        entry, record = self._entries[name], self.ecology.record(name)
+    def _read(self, name: str, entry: Entry) -> ServedDomain:
+        record = self.ecology.record(name)
         with blame(self.ecology.blobs.path(entry.blobs["record"])):
             preprocessing = check_servable(record["preprocessing"], name)
             classes = record["classes"]
-        version = self._versions[name]
-        statistics = [entry.blobs.get(part, "") for part in ("moments", "examples")]
-        return ServedDomain(
-            name,
-            version,
-            _hash(version, *statistics),
-            _basis(entry, self._bases),
-            preprocessing["size"],
-            preprocessing["fit"],
-            4 * entry.total,
-            classes,
-        )
+        version, shape = self._versions[name], (preprocessing["size"], preprocessing["fit"])
+        statistics = _hash(version, *(entry.blobs.get(p, "") for p in ("moments", "examples")))
+        basis = _basis(entry, self._bases)
+        return ServedDomain(name, version, statistics, basis, shape, 4 * entry.total, classes)

@@ -13,21 +13,14 @@ from torch import Tensor
 from ..data.image_files import load_image
 from ..ecology import Ecology
 from ..errors import CovNormError
+from . import errors
 from .auto import AUTO
-from .catalog import Catalog, ServedDomain
-from .errors import (
-    DomainChanged,
-    RequestError,
-    WorkerDied,
-    deadline_passed,
-    queue_full,
-    unavailable,
-    without_paths,
-)
+from .catalog import Catalog, InputShape
+from .errors import DomainChanged, RequestError, WorkerDied
 from .limits import Limits
 from .log import LOG
 from .metrics import Metrics
-from .queue import ImageResult, QueuedImage
+from .queue import ImageResult
 from .worker_handle import WorkerHandle
 
 WATCH = 0.25  # seconds between looks at the store
@@ -48,21 +41,16 @@ class Engine:
         self.metrics = Metrics()
         self.catalog = Catalog(ecology)
         self.accepted = self.guessing = 0
+        self.metrics.queue_depth.set_function(lambda: self.accepted)
+        self.metrics.domains.set_function(lambda: len(self.catalog.entries()))
         self.pace = 0.0
         self.stopping = False
         self.loop = asyncio.get_running_loop()
         folder, count = str(ecology.folder), limits.workers
         self.workers = [WorkerHandle(i, folder, limits, self.metrics) for i in range(count)]
         self._decoders = ThreadPoolExecutor(DECODERS, "decode")
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def run(self) -> None:
-        """Start to serve."""
-        self._tasks = [asyncio.create_task(self._follow_store())]
-        for worker in self.workers:
-            worker.run()
-            if self.limits.pins:
-                self._tasks.append(asyncio.create_task(self._keep_pinned(worker)))
+        pinning = [self._keep_pinned(worker) for worker in self.workers if limits.pins]
+        self._tasks = [asyncio.create_task(task) for task in (self._follow_store(), *pinning)]
 
     async def stop(self) -> None:
         """End the workers. The web server has waited for the accepted requests before."""
@@ -92,19 +80,16 @@ class Engine:
         """
         arrived = self.loop.time()
         deadline = arrived + self.limits.deadline
-        self._admit()
-        before = self._ahead()
+        before = self._admit()
         self.accepted += 1
-        self.metrics.queue_depth.set(self.accepted)
         try:
             async with asyncio.timeout_at(deadline):
                 result = await self._predict(domain, image, top, name, deadline)
         except TimeoutError:
             self._learn_pace(domain, before, self.limits.deadline)
-            raise deadline_passed(self.limits.deadline) from None
+            raise errors.deadline_passed(self.limits.deadline) from None
         finally:
             self.accepted -= 1
-            self.metrics.queue_depth.set(self.accepted)
         seconds = self.loop.time() - arrived
         self._learn_pace(domain, before, seconds)
         self.metrics.images.inc()
@@ -116,18 +101,16 @@ class Engine:
         if before >= self.limits.batch and domain != AUTO:
             self.pace += 0.1 * (seconds / (before + 1) - self.pace)
 
-    def _admit(self) -> None:
-        """Reject immediately what could not be computed in time."""
+    def _admit(self) -> int:
+        """Return the images that a new one waits for; reject what cannot be computed in time."""
         if self.stopping:
-            raise unavailable()
+            raise errors.unavailable()
+        ahead = self.accepted - self.guessing  # guesses have a separate queue
         pace = min(worker.pace for worker in self.workers) / len(self.workers)
-        seconds = self._ahead() * max(self.pace, pace)
+        seconds = ahead * max(self.pace, pace)
         if self.accepted >= self.limits.queue or seconds > self.limits.backlog:
-            raise queue_full(seconds)
-
-    def _ahead(self) -> int:
-        """Images that a new one waits for. Images that wait for a guess have a separate queue."""
-        return self.accepted - self.guessing
+            raise errors.queue_full(seconds)
+        return ahead
 
     async def _predict(
         self, domain: str, image: bytes, top: int, name: str, deadline: float
@@ -136,74 +119,58 @@ class Engine:
         if domain == AUTO:
             guess = await self._guess(image, name)
             domain = guess["domain"]
-        served = self.catalog.find(domain)
-        pixels = await self._decode(image, served.size, served.fit, name)
+        decoded: InputShape | None = None
         attempts = ATTEMPTS
         while attempts:
-            current = self.catalog.find(domain)  # it may have been replaced meanwhile
-            if (current.size, current.fit) != (served.size, served.fit):
-                pixels = await self._decode(image, current.size, current.fit, name)
-                served = current
+            served = self.catalog.find(domain)  # it may have been replaced meanwhile
+            if served.shape != decoded:
+                pixels = await self._decode(image, served.shape, name)
+                decoded = served.shape
                 continue
+            worker = self._choose_worker(domain)
             try:
-                result = await self._compute(current, pixels, top, deadline)
+                async with worker.hold(served):
+                    result = await worker.queue.put(domain, pixels, top, deadline).future
                 return dataclasses.replace(result, **guess)
             except DomainChanged:
                 continue
             except WorkerDied:
                 attempts -= 1
-        raise unavailable()
+        raise errors.unavailable()
 
-    async def _compute(
-        self, domain: ServedDomain, pixels: Tensor, top: int, deadline: float
-    ) -> ImageResult:
-        """Put an image into the queue of a worker that has its domain, and wait for the result."""
-        worker = self._choose_worker(domain.name)
-        resident = await worker.hold(domain)
-        try:
-            future: asyncio.Future[ImageResult] = self.loop.create_future()
-            now = self.loop.time()
-            worker.queue.put(QueuedImage(domain.name, pixels, top, now, deadline, future))
-            return await future
-        finally:
-            worker.release(resident)
-
-    async def _decode(self, image: bytes, size: int, fit: str, name: str) -> Tensor:
+    async def _decode(self, image: bytes, shape: InputShape, name: str) -> Tensor:
         """Decode an image as a domain needs it: uint8 (3, size, size)."""
-
-        def decode() -> Tensor:
-            return load_image(image, size, fit, name=name).contiguous()
-
         try:
-            return await self.loop.run_in_executor(self._decoders, decode)
+            return await self.loop.run_in_executor(
+                self._decoders, lambda: load_image(image, *shape, name=name).contiguous()
+            )
         except CovNormError as error:
             raise RequestError("bad_image", str(error)) from None
 
     def _choose_worker(self, domain: str) -> WorkerHandle:
         """Return the worker with the least to do, preferably one that has the domain in memory."""
         idlest = self._idlest()
-        having = [w for w in self.workers if domain in w.residents.held and w.process.is_up]
+        having = [w for w in self.workers if domain in w.residents.held and w.process.up.is_set()]
         best = min(having, key=lambda w: len(w.queue), default=idlest)
         return best if len(best.queue) <= len(idlest.queue) + self.limits.batch else idlest
 
     def _idlest(self) -> WorkerHandle:
-        return min(self.workers, key=lambda w: (not w.process.is_up, len(w.queue)))
+        return min(self.workers, key=lambda w: (not w.process.up.is_set(), len(w.queue)))
 
     async def _guess(self, image: bytes, name: str) -> dict[str, Any]:
-        """Return {"domain", "confidence", "candidates"} for an image whose domain is "auto"."""
         self.guessing += 1
         try:
             for _ in range(ATTEMPTS):
                 with contextlib.suppress(WorkerDied):
                     served = self.catalog.servable()
-                    shapes = {(domain.size, domain.fit) for domain in served.values()}
-                    images = {s: (await self._decode(image, *s, name)).numpy() for s in shapes}
+                    shapes = {domain.shape for domain in served.values()}
+                    images = {s: (await self._decode(image, s, name)).numpy() for s in shapes}
                     worker = min(
                         self.workers,
-                        key=lambda w: (not w.process.is_up, w.guesses.waiting, len(w.queue)),
+                        key=lambda w: (not w.process.up.is_set(), w.guesses.waiting, len(w.queue)),
                     )
                     return await worker.guesses.guess(served, images)
-            raise unavailable()
+            raise errors.unavailable()
         finally:
             self.guessing -= 1
 
@@ -214,7 +181,7 @@ class Engine:
         try:
             await self._idlest().process.background("store", name, folder, replace)
         except WorkerDied:
-            raise unavailable() from None
+            raise errors.unavailable() from None
         except RequestError:
             if replace or name not in self.catalog.entries():
                 raise
@@ -228,7 +195,7 @@ class Engine:
             await asyncio.to_thread(self.ecology.remove, [name])
         except CovNormError as error:
             self.catalog.find_entry(name)  # 404 if another request has removed it meanwhile
-            why = without_paths(str(error), self.ecology.folder)
+            why = errors.without_paths(str(error), self.ecology.folder)
             message = f"domain {name!r} was not removed: {why}"
             raise RequestError("broken_domain", message) from None
 
@@ -237,19 +204,15 @@ class Engine:
         return {
             "ready": self.ready,
             "domains": len(self.catalog.entries()),
-            "images": self.metrics.images_total,
-            "switches": self.metrics.switches,
+            "images": self.metrics.total("images_total"),
+            "switches": self.metrics.total("batch_domains_sum"),
             "queue": self.accepted,
             "queue_limit": self.limits.queue,
             "resident": sum(len(w.residents.held) for w in self.workers),
             "resident_bytes": sum(w.residents.bytes for w in self.workers),
             "workers": [
-                {
-                    "pid": w.process.pid,
-                    "ready": w.process.is_ready(),
-                    "restarts": w.process.restarts,
-                }
-                for w in self.workers
+                {"pid": process.pid, "ready": process.is_ready(), "restarts": process.restarts}
+                for process in (worker.process for worker in self.workers)
             ],
             "backbone": self.backbone,
             "deadline": self.limits.deadline,
@@ -261,7 +224,8 @@ class Engine:
         while True:
             for name in self.limits.pins:
                 try:
-                    worker.release(await worker.hold(self.catalog.find(name)))
+                    async with worker.hold(self.catalog.find(name)):
+                        pass
                 except (WorkerDied, DomainChanged):
                     continue
                 except RequestError as error:  # it may be added or repaired later
@@ -276,7 +240,6 @@ class Engine:
         while True:
             if (versions := self.catalog.versions()) is not known:
                 known = versions
-                self.metrics.domains.set(len(versions))
                 for worker in self.workers:
                     worker.follow(versions)
             await asyncio.sleep(WATCH)

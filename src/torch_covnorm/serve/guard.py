@@ -16,7 +16,6 @@ from .errors import RequestError
 from .keys import Keys
 from .limits import Limits
 from .log import LOG
-from .metrics import Metrics
 
 OPEN = {"/live"}  # needs no key
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -25,7 +24,7 @@ _LENGTH = re.compile(r"[0-9]{1,18}")
 
 def error_response(error: RequestError, scope: Scope) -> JSONResponse:
     """Return an error as every route sends it, and count it by its reason."""
-    _metrics(scope).errors.labels(error.reason).inc()
+    scope["app"].state.engine.metrics.errors.labels(error.reason).inc()
     headers = {}
     if error.retry is not None:
         headers["Retry-After"] = str(max(1, round(error.retry)))
@@ -36,11 +35,6 @@ def error_response(error: RequestError, scope: Scope) -> JSONResponse:
     detail = {"reason": error.reason, "message": error.message}
     body = {"error": detail, "request": scope["state"]["request_id"]}
     return JSONResponse(body, error.status, headers)
-
-
-def _metrics(scope: Scope) -> Metrics:
-    metrics: Metrics = scope["app"].state.engine.metrics
-    return metrics
 
 
 class Guard:
@@ -85,15 +79,10 @@ class Guard:
             await send_error(RequestError("internal", message))
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            _metrics(scope).requests.labels(route, str(status)).inc()
-            fields = {
-                "request": request_id,
-                "method": scope["method"],
-                "route": route,
-                "status": status,
-                "seconds": round(time.perf_counter() - start, 4),
-            }
-            LOG.info("request", extra={"fields": fields})
+            scope["app"].state.engine.metrics.requests.labels(route, str(status)).inc()
+            seconds = round(time.perf_counter() - start, 4)
+            fields = {"request": request_id, "method": scope["method"], "route": route}
+            LOG.info("request", extra={"fields": {**fields, "status": status, "seconds": seconds}})
 
     def _check(self, path: str, headers: Headers) -> None:
         if path not in OPEN and not self.keys.allow(headers):
@@ -103,21 +92,20 @@ class Guard:
             raise self._too_large()
 
     def _too_large(self) -> RequestError:
-        most = f"{self.limits.body:,} bytes"
-        message = f"the body has more than {most}. Send fewer or smaller images."
-        return RequestError("too_large", message)
+        text = f"the body has more than {self.limits.body:,} bytes. Send fewer or smaller images."
+        return RequestError("too_large", text)
 
     def _limited(self, receive: Receive) -> Receive:
         """Return `receive` with a limit on the bytes and on the time of the whole body."""
         size, complete = 0, False
-        until = time.monotonic() + self.limits.upload
+        until = asyncio.get_running_loop().time() + self.limits.upload
 
         async def limited() -> Message:
             nonlocal size, complete
             if complete:
                 return await receive()  # only a disconnect can follow
             try:
-                async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                async with asyncio.timeout_at(until):
                     message = await receive()
             except TimeoutError:
                 text = f"the body did not arrive within {self.limits.upload:g} s"

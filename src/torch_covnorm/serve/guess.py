@@ -14,6 +14,7 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from ..data.loader import as_input
 from ..ecology import Ecology
 from ..ecology.prediction import check_preprocessing
 from ..errors import CovNormError
-from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
 from ..network.routing import stepwise
 
@@ -40,18 +40,10 @@ class _LastSite(Exception):
 
 @dataclass
 class _Statistics:
-    """A domain's statistics at its first sites.
-
-    Args:
-        key: name of this version in the guesser's network.
-        sites: {site: (mean, whitening matrix)}; empty if the domain cannot be guessed.
-        typical: median distance of the domain's examples.
-    """
-
     version: str
-    key: str
-    sites: dict[str, tuple[Tensor, Tensor]]
-    typical: float = math.inf
+    key: str  # name of this version in the guesser's network
+    sites: dict[str, tuple[Tensor, Tensor]]  # mean, whitening matrix; {} if it cannot be guessed
+    typical: float = math.inf  # median distance of the domain's examples
 
 
 class Guesser:
@@ -59,17 +51,14 @@ class Guesser:
 
     def __init__(self, ecology: Ecology) -> None:
         self.ecology = ecology
-        self._net: MultiDomainNetwork | None = None
         self._known: dict[str, _Statistics] = {}
         self._learning = threading.Lock()
         self._numbers = itertools.count()
 
-    @property
+    @cached_property
     def net(self) -> MultiDomainNetwork:
         """The guesser's network; not the worker's, because its domains are cut short."""
-        if self._net is None:
-            self._net = self.ecology.network().eval()
-        return self._net
+        return self.ecology.network().eval()
 
     def learn(self, wanted: Mapping[str, str]) -> None:
         """Know exactly these domains, {name: version}. Guesses may run meanwhile."""
@@ -92,7 +81,7 @@ class Guesser:
 
         shapes: {domain: key of its image}. images: uint8 (3, size, size) by key.
         """
-        found: list[dict[str, Any]] = []
+        found: list[tuple[float, float, str]] = []  # distance, typical distance, name
         for name, known in list(self._known.items()):
             if not known.sites or name not in shapes:
                 continue
@@ -102,19 +91,15 @@ class Guesser:
             except CovNormError:  # forgotten meanwhile
                 continue
             if math.isfinite(distance):
-                fits = distance <= FITS * known.typical
-                row = {"domain": name, "distance": distance, "fits": fits}
-                found.append({**row, "typical": known.typical})
-        found.sort(key=lambda row: row["distance"])
-        scale = max(found[0]["typical"], FLOOR) if found else 1.0
-        weights = [math.exp((found[0]["distance"] - row["distance"]) / scale) for row in found]
-        for row, weight in zip(found, weights, strict=True):
-            del row["typical"]
-            row["chance"] = weight / sum(weights)
-        return found
+                found.append((distance, known.typical, name))
+        found.sort()
+        weights = [math.exp((found[0][0] - d) / max(found[0][1], FLOOR)) for d, _, _ in found]
+        return [
+            {"domain": name, "distance": d, "fits": d <= FITS * typical, "chance": w / sum(weights)}
+            for (d, typical, name), w in zip(found, weights, strict=True)
+        ]
 
     def _read(self, name: str, known: _Statistics) -> _Statistics:
-        """Return the statistics of a domain, with the median distance of its examples."""
         moments = self.ecology.moments(name)
         config = check_preprocessing(self.ecology.record(name)["preprocessing"], name)
         size, fit = config["size"], config["fit"]
@@ -133,30 +118,23 @@ class Guesser:
         examples = [load_image(data, size, fit) for data in self.ecology.examples(name).values()]
         images = torch.stack(examples or [torch.zeros(3, size, size, dtype=torch.uint8)])
         ready = _Statistics(known.version, known.key, statistics)
-        distances = self._distances(ready, images)
+        passed: set[str] = set()
+        with contextlib.ExitStack() as hooks:
+            for key, norm in domain.norms.items():
+                hook = norm.register_forward_pre_hook(lambda *_, key=key: passed.add(key))
+                hooks.enter_context(hook)
+            distances = self._distances(ready, images)
         if examples:
             ready.typical = float(distances.median())
-        self._cut_(domain, ready, images[:1])
-        return ready
-
-    def _cut_(self, domain: Domain, known: _Statistics, images: Tensor) -> None:
-        """Remove what images do not pass on their way to the last of the sites."""
-        passed: set[str] = set()
-        hooks = [
-            norm.register_forward_pre_hook(lambda *_, n=n: passed.add(n))
-            for n, norm in domain.norms.items()
-        ]
-        self._distances(known, images)
-        for hook in hooks:
-            hook.remove()
-        for norm in [n for n in domain.norms if n not in passed]:
-            del domain.norms[norm]
+        for key in set(domain.norms) - passed:  # those after the last of the sites
+            del domain.norms[key]
         domain.head = None
+        return ready
 
     def _forget(self, name: str) -> None:
         known = self._known.pop(name, None)
-        if known is not None and self._net is not None and known.key in self._net.domains:
-            self._net.remove_domain(known.key)
+        if known is not None and known.key in self.net.domains:
+            self.net.remove_domain(known.key)
 
     @torch.no_grad()
     def _distances(self, known: _Statistics, images: Tensor) -> Tensor:
@@ -165,23 +143,17 @@ class Guesser:
         x = as_input(images, check_preprocessing(domain.preprocessing, known.key))
         total, last = torch.zeros(len(x)), next(reversed(known.sites))
 
-        def at(site: str) -> Any:
+        def compare(site: str, _: torch.nn.Module, args: tuple[Tensor]) -> None:
             mean, white = known.sites[site]
+            features = args[0].flatten(2).mean(2) if args[0].ndim == 4 else args[0]
+            features = features.reshape(len(x), -1, features.shape[-1]).mean(1)
+            total.add_(((features - mean) @ white).square().sum(1))
+            if site == last:
+                raise _LastSite
 
-            def hook(_: torch.nn.Module, args: tuple[Tensor]) -> None:
-                features = args[0].flatten(2).mean(2) if args[0].ndim == 4 else args[0]
-                features = features.reshape(len(x), -1, features.shape[-1]).mean(1)
-                total.add_(((features - mean) @ white).square().sum(1))
-                if site == last:
-                    raise _LastSite
-
-            return hook
-
-        hooks = [domain.maps[site].register_forward_pre_hook(at(site)) for site in known.sites]
-        try:
-            with contextlib.suppress(_LastSite), stepwise():
-                self.net(x, domain=known.key)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        with contextlib.ExitStack() as hooks, contextlib.suppress(_LastSite), stepwise():
+            for site in known.sites:
+                hook = domain.maps[site].register_forward_pre_hook(partial(compare, site))
+                hooks.enter_context(hook)
+            self.net(x, domain=known.key)
         return total

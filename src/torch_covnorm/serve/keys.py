@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 from collections.abc import Iterable
@@ -60,11 +61,7 @@ def _key_in(headers: Headers) -> str:
     if key := headers.get("x-api-key"):
         return key
     scheme, _, rest = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return rest.strip()
     if scheme.lower() == "basic":
-        try:
+        with contextlib.suppress(ValueError):  # not base64, or not UTF-8
             return base64.b64decode(rest, validate=True).decode().partition(":")[2]
-        except ValueError:  # not base64, or not UTF-8
-            return ""
-    return ""
+    return rest.strip() if scheme.lower() == "bearer" else ""

@@ -38,12 +38,9 @@ class Limits:
             name, value = field.name, getattr(self, field.name)
             if name in ("mixed", "pins"):
                 continue
-            whole = isinstance(field.default, int)
-            smallest, wanted = 1e-9, "above 0"
-            if name in ("threads", "wait"):
-                smallest, wanted = 0, "of at least 0"
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < smallest:
-                raise CovNormError(f"{name}={value!r} is out of range: give a number {wanted}")
-            if whole and not isinstance(value, int):
-                raise CovNormError(f"{name}={value!r} is not an integer: give a whole number")
+            whole, from_0 = isinstance(field.default, int), name in ("threads", "wait")
+            number = isinstance(value, int if whole else int | float) and type(value) is not bool
+            if not number or not (0 if from_0 else 1e-9) <= value < math.inf:
+                wanted = "a whole number" if whole else "a number"
+                wanted += " of at least 0" if from_0 else " above 0"
+                raise CovNormError(f"{name}={value!r} is out of range: give {wanted}")

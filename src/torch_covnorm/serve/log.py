@@ -20,13 +20,12 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
-        fields: dict[str, Any] = getattr(record, "fields", {})
+        fields: dict[str, Any] = dict(getattr(record, "fields", {}))
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         stamp = when.replace("+00:00", "Z")
         level, event = record.levelname.lower(), record.getMessage()
         if record.exc_info:
-            trace = self.formatException(record.exc_info).replace("\n", " | ")
-            fields = {**fields, "error": trace}
+            fields["error"] = self.formatException(record.exc_info).replace("\n", " | ")
         if self.as_json:
             return json.dumps({"time": stamp, "level": level, "event": event, **fields})
         rest = " ".join(f"{key}={value}" for key, value in fields.items())

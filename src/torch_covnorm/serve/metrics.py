@@ -15,7 +15,6 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.switches = 0
         counter = partial(Counter, namespace="covnorm", registry=self.registry)
         gauge = partial(Gauge, namespace="covnorm", registry=self.registry)
         histogram = partial(Histogram, namespace="covnorm", registry=self.registry)
@@ -38,17 +37,9 @@ class Metrics:
         self.resident_bytes = gauge("resident_bytes", "Bytes of domains in memory", ("worker",))
         self.domains = gauge("domains", "Domains in the store")
 
-    def observe_batch(self, images: int, domains: int, seconds: float) -> None:
-        """Record one computed batch. It counts as one domain switch per domain in it."""
-        self.switches += domains
-        self.batch_images.observe(images)
-        self.batch_domains.observe(domains)
-        self.compute_seconds.observe(seconds)
-
-    @property
-    def images_total(self) -> int:
-        """Images with a prediction so far."""
-        return int(self.registry.get_sample_value("covnorm_images_total") or 0)
+    def total(self, sample: str) -> int:
+        """Return a count so far, such as "images_total"."""
+        return int(self.registry.get_sample_value(f"covnorm_{sample}") or 0)
 
     def text(self) -> bytes:
         """Return all metrics in the Prometheus text format."""

@@ -31,7 +31,8 @@ class WorkerProcess:
     """A worker process that is replaced whenever it ends.
 
     on_exit: called when a process has ended, before the next one starts. pid: of the current
-    process; None until it has started. replied: time of its last computed reply, if there is one.
+    process; None until it has started. up: set once it has computed something. replied: time of its
+    last computed reply, if there is one.
     """
 
     def __init__(self, folder: str, limits: Limits, on_exit: Callable[[], None]) -> None:
@@ -44,10 +45,10 @@ class WorkerProcess:
         self._numbers = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._in_background: set[int] = set()
-        self._up = asyncio.Event()
+        self.up = asyncio.Event()
         self._failures = 0
         self._stopping = False
-        self._tasks = {self.loop.create_task(self._watch())}
+        self._watching = self.loop.create_task(self._watch())
         self._start()
 
     def _start(self) -> None:
@@ -82,9 +83,8 @@ class WorkerProcess:
         word, *rest = message
         if word == "started":
             self.pid, self._busy_since = rest[0], None
-            task = self.loop.create_task(self._probe())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._watching.cancel()
+            self._watching = self.loop.create_task(self._watch())  # probes it immediately
         elif word == "unfit":
             LOG.error("worker", extra={"fields": {"unfit": rest[0]}})
         else:
@@ -95,8 +95,8 @@ class WorkerProcess:
     def _exited(self, process: Any) -> None:
         if process is not self._process or self._stopping:
             return
-        self._failures = 0 if self._up.is_set() else self._failures + 1
-        self._up.clear()
+        self._failures = 0 if self.up.is_set() else self._failures + 1
+        self.up.clear()
         self.restarts += 1
         self.replied = self.pid = self._busy_since = None
         fields = {"ended": process.exitcode, "restarts": self.restarts}
@@ -118,15 +118,6 @@ class WorkerProcess:
             self.loop.call_later(LONGEST, self._restart)
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def is_up(self) -> bool:
-        """Whether the current process has computed something."""
-        return self._up.is_set()
-
-    async def wait_up(self) -> None:
-        """Wait until the current process has computed something."""
-        await self._up.wait()
 
     def send(self, *message: Any) -> None:
         """Send a message that has no reply."""
@@ -157,7 +148,7 @@ class WorkerProcess:
         alive = process is self._process and self.pid is not None  # it may have ended since
         if alive and (word != "probe" or reply[0] is True):
             self.replied = self.loop.time()
-            self._up.set()
+            self.up.set()
         return _value(reply)
 
     async def background(self, word: str, *args: Any) -> tuple[Any, float]:
@@ -191,12 +182,12 @@ class WorkerProcess:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(PROBE)
             began = self._busy_since
             if self.pid is not None and not self._is_computing():
                 await self._probe()
             elif self.pid is None and began and self.loop.time() - began > START:
                 self._process.kill()
+            await asyncio.sleep(PROBE)
 
     async def _probe(self) -> None:
         why = "the output is not finite"
@@ -212,8 +203,7 @@ class WorkerProcess:
     async def stop(self) -> None:
         """End the process, and start no other."""
         self._stopping = True
-        for task in list(self._tasks):
-            task.cancel()
+        self._watching.cancel()
         self.send("stop")
         await asyncio.to_thread(self._process.join, 5.0)
         if self._process.is_alive():

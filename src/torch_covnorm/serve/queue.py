@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
+import contextlib
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,15 +18,14 @@ from .errors import deadline_passed
 class ImageResult:
     """The prediction for one image, and how it was computed.
 
-    top: [(label, probability)], best first. confidence, candidates: only if the domain was `auto`.
+    predictions: [{"label", "probability"}], best first. batch: {"images", "domains"}. seconds:
+    {"queue", "compute"}. confidence, candidates: only if the domain was `auto`.
     """
 
     domain: str
-    top: list[tuple[str, float]]
-    batch_images: int
-    batch_domains: int
-    queue_seconds: float
-    compute_seconds: float
+    predictions: list[dict[str, Any]]
+    batch: dict[str, int]
+    seconds: dict[str, float]
     confidence: float | None = None
     candidates: list[dict[str, Any]] | None = None
 
@@ -47,6 +46,11 @@ class QueuedImage:
         """The side in pixels. Only images of one size share a batch."""
         return int(self.image.shape[-1])
 
+    def fail(self, error: Exception) -> None:
+        """Answer with an error, unless it has a result or was cancelled."""
+        if not self.future.done():
+            self.future.set_exception(error)
+
     def fits_batch_of(self, other: QueuedImage, mixed: bool) -> bool:
         """Return whether both images can be in one batch."""
         return self.size == other.size and (mixed or self.domain == other.domain)
@@ -57,20 +61,22 @@ class Queue:
 
     def __init__(self, now: Callable[[], float], mixed: bool = True) -> None:
         self.now, self.mixed = now, mixed
-        self._heap: list[tuple[float, int, QueuedImage]] = []
-        self._order = itertools.count()
+        self._images: list[QueuedImage] = []  # by deadline
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._waiting())
 
     def _waiting(self) -> list[QueuedImage]:
-        return [queued for _, _, queued in self._heap if not queued.future.done()]
+        return [queued for queued in self._images if not queued.future.done()]
 
-    def put(self, queued: QueuedImage) -> None:
-        """Add an image."""
-        heapq.heappush(self._heap, (queued.deadline, next(self._order), queued))
+    def put(self, domain: str, image: torch.Tensor, top: int, deadline: float) -> QueuedImage:
+        """Add an image, uint8 (3, size, size). Its `future` gets the result."""
+        future = asyncio.get_running_loop().create_future()
+        queued = QueuedImage(domain, image, top, self.now(), deadline, future)
+        insort(self._images, queued, key=lambda image: image.deadline)
         self._changed.set()
+        return queued
 
     def take(self, most: int) -> list[QueuedImage]:
         """Remove and return up to `most` images that can share a batch, earliest deadline first.
@@ -78,20 +84,15 @@ class Queue:
         Images past their deadline get their 504 instead.
         """
         taken: list[QueuedImage] = []
-        skipped: list[tuple[float, int, QueuedImage]] = []
-        while self._heap and len(taken) < most:
-            item = heapq.heappop(self._heap)
-            queued = item[2]
-            if queued.future.done():
-                continue
+        left: list[QueuedImage] = []
+        for queued in self._waiting():
             if queued.deadline <= self.now():
-                queued.future.set_exception(deadline_passed(queued.deadline - queued.arrived))
-            elif taken and not queued.fits_batch_of(taken[0], self.mixed):
-                skipped.append(item)
-            else:
+                queued.fail(deadline_passed(queued.deadline - queued.arrived))
+            elif len(taken) < most and (not taken or queued.fits_batch_of(taken[0], self.mixed)):
                 taken.append(queued)
-        for item in skipped:
-            heapq.heappush(self._heap, item)
+            else:
+                left.append(queued)
+        self._images = left
         return taken
 
     async def next_batch(self, most: int, wait: float) -> list[QueuedImage]:
@@ -104,17 +105,13 @@ class Queue:
                 continue
             left = min(queued.arrived for queued in waiting) + wait - self.now()
             if len(waiting) < most and left > 0:
-                try:
+                with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), left)
                     continue
-                except TimeoutError:
-                    pass
             if taken := self.take(most):
                 return taken
 
     def drain(self) -> list[QueuedImage]:
         """Remove and return every image that still waits, earliest deadline first."""
-        self._heap.sort(key=lambda item: item[:2])
-        waiting = self._waiting()
-        self._heap.clear()
+        waiting, self._images = self._waiting(), []
         return waiting

@@ -5,6 +5,7 @@ Bookkeeping only. It decides what to load and what to drop; the caller does both
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 
@@ -17,12 +18,12 @@ class Resident:
     bytes: int
     basis: tuple[str, str] | None = None  # name and version of its shared basis
     loading: bool = True
+    load: asyncio.Task[None] = field(init=False)  # set by the caller
     outdated: bool = False  # replaced or removed in the store: dropped once nobody uses it
     turn_over: bool = False  # another domain needs its room: no new requests, evicted when idle
     loaded_at: float = 0.0  # by the caller's clock
     pinned: bool = False
     uses: int = 0  # requests that hold it or wait for its load
-    last_used: int = 0  # the smallest was used least recently
 
     @property
     def idle(self) -> bool:
@@ -35,8 +36,7 @@ class Residents:
     """The domains in one worker's memory, `limit` bytes in total. Those loading count already."""
 
     limit: int
-    held: dict[str, Resident] = field(default_factory=dict)
-    _clock: int = 0
+    held: dict[str, Resident] = field(default_factory=dict)  # least recently used first
 
     @property
     def bytes(self) -> int:
@@ -45,9 +45,8 @@ class Residents:
 
     def hold(self, name: str) -> Resident:
         """Count one more request that needs a domain, and return the domain."""
-        resident = self.held[name]
+        resident = self.held[name] = self.held.pop(name)
         resident.uses += 1
-        self._touch(resident)
         return resident
 
     def release(self, resident: Resident) -> None:
@@ -74,12 +73,10 @@ class Residents:
         """Return what to evict so that `size` bytes fit, or None if that is not possible now."""
         over = self.bytes + size - self.limit
         victims: list[Resident] = []
-        free = [r for r in self.held.values() if r.idle and not r.pinned]
-        for resident in sorted(free, key=lambda r: r.last_used):
-            if over <= 0:
-                break
-            victims.append(resident)
-            over -= resident.bytes
+        for resident in self.held.values():
+            if over > 0 and resident.idle and not resident.pinned:
+                victims.append(resident)
+                over -= resident.bytes
         return victims if over <= 0 else None
 
     def next_turn_over(self) -> Resident | None:
@@ -93,7 +90,6 @@ class Residents:
         """Add a domain whose load begins."""
         if resident.name in self.held:
             raise RuntimeError(f"{resident.name}: already in memory")
-        self._touch(resident)
         self.held[resident.name] = resident
         return resident
 
@@ -107,7 +103,3 @@ class Residents:
         """Remove a domain whose load failed. Its requests get the error from the load."""
         resident.uses = 0
         del self.held[resident.name]
-
-    def _touch(self, resident: Resident) -> None:
-        self._clock += 1
-        resident.last_used = self._clock

@@ -99,7 +99,7 @@ async def domains(engine: EngineOf) -> schemas.Domains:
 async def domain(engine: EngineOf, name: DomainName) -> schemas.Domain:
     """Return one domain, with its class names."""
     served = engine.catalog.find(name)
-    return _shown(engine, name, classes=served.classes, size=served.size)
+    return _shown(engine, name, classes=served.classes, size=served.shape[0])
 
 
 def _shown(engine: Engine, name: str, **more: Any) -> schemas.Domain:
@@ -122,8 +122,8 @@ async def put(
     if _content_type(request) != FORM:
         raise RequestError("media_type", f"send the domain's files as {FORM}")
     with tempfile.TemporaryDirectory() as folder:
-        async with _form(request) as form:
-            for file in _files(form, "file"):
+        async with _form(request, "file") as (_, files):
+            for file in files:
                 await _save(Path(folder), file)
         await engine.store_domain(name, folder, replace)
     return await domain(engine, name)
@@ -177,17 +177,8 @@ async def predict_many(request: Request, engine: EngineOf, top: Top = 5) -> sche
 
 
 def _predicted(result: ImageResult, total: float, request: Request) -> schemas.Predicted:
-    return schemas.Predicted(
-        domain=result.domain,
-        predictions=[schemas.Prediction(label=n, probability=p) for n, p in result.top],
-        batch=schemas.Batch(images=result.batch_images, domains=result.batch_domains),
-        seconds=schemas.Seconds(
-            queue=result.queue_seconds, compute=result.compute_seconds, total=total
-        ),
-        confidence=result.confidence,
-        candidates=result.candidates,
-        request=request.state.request_id,
-    )
+    fields = {**vars(result), "seconds": {**result.seconds, "total": total}}
+    return schemas.Predicted(**fields, request=request.state.request_id)
 
 
 # ── reading requests ─────────────────────────────────────────────────────────────────────────
@@ -197,8 +188,7 @@ async def _read_image(request: Request) -> bytes:
     """Return the image of a request: its body, or the one file of its form."""
     media_type = _content_type(request)
     if media_type == FORM:
-        async with _form(request) as form:
-            files = _files(form, "image")
+        async with _form(request, "image") as (_, files):
             if len(files) != 1:
                 raise RequestError("invalid", "the form needs exactly one file named 'image'")
             return await files[0].read()
@@ -212,8 +202,7 @@ async def _read_images(request: Request, most: int) -> Sequence[tuple[str, bytes
     """Return [(domain, image)] of a request; None for an image that is not valid base64."""
     media_type = _content_type(request)
     if media_type == FORM:
-        async with _form(request) as form:
-            files = _files(form, "image")
+        async with _form(request, "image") as (form, files):
             names = [value for value in form.getlist("domain") if isinstance(value, str)]
             names = names * len(files) if len(names) == 1 else names
             if not files or len(names) != len(files):
@@ -257,16 +246,13 @@ def _content_type(request: Request) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _form(request: Request) -> AsyncIterator[FormData]:
+async def _form(request: Request, field: str) -> AsyncIterator[tuple[FormData, list[UploadFile]]]:
+    """Yield the form of a request, and its files in a field."""
     try:
         async with request.form(max_files=PARTS, max_fields=PARTS) as form:
-            yield form
+            yield form, [value for value in form.getlist(field) if isinstance(value, UploadFile)]
     except HTTPException as error:
         raise RequestError("invalid", str(error.detail), status=400) from None
-
-
-def _files(form: FormData, field: str) -> list[UploadFile]:
-    return [value for value in form.getlist(field) if isinstance(value, UploadFile)]
 
 
 async def _save(folder: Path, upload: UploadFile) -> None:

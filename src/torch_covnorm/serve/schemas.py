@@ -153,13 +153,9 @@ def _body(description: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "description": description, "content": content}}
 
 
-def _items() -> dict[str, Any]:
-    """Return the schema of `Items` with `Item` inlined, because `$defs` would not be found."""
-    schema = Items.model_json_schema()
-    schema["properties"]["items"]["items"] = schema.pop("$defs")["Item"]
-    return schema
-
-
+# `Item` is inlined, because `$defs` would not be found there.
+ITEMS = Items.model_json_schema()
+ITEMS["properties"]["items"]["items"] = ITEMS.pop("$defs")["Item"]
 ONE_IMAGE = _body(
     "An image file: its bytes, or a form with the file `image`.",
     {
@@ -171,7 +167,7 @@ ONE_IMAGE = _body(
 MANY_IMAGES = _body(
     "JSON, or a form with `image` files and one `domain` field per file or one for all.",
     {
-        "application/json": {"schema": _items()},
+        "application/json": {"schema": ITEMS},
         "multipart/form-data": _form(
             image={"type": "array", "items": BINARY},
             domain={"type": "array", "items": {"type": "string"}},

@@ -1,4 +1,4 @@
-"""Start and stop the server: the socket, the signals, the requests that are under way."""
+"""The FastAPI application, and its server: socket, signals, requests that are under way."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ import json
 import math
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..ecology import Ecology
 from ..errors import CovNormError
-from .app import make_app
+from ..version import __version__
+from .engine import Engine
+from .errors import RequestError
+from .guard import Guard, error_response
 from .keys import Keys
 from .limits import Limits
 from .log import LOG, log_to_stderr
+from .routes import invalid_input, router, write_router
 
 BACKLOG = 1024  # connections that wait to be accepted
 LINGER = 0.1  # seconds in which accepted connections may send their first bytes
@@ -70,6 +78,49 @@ def serve(
     LOG.info("stopped", extra={"fields": {"address": address}})
 
 
+def make_app(
+    ecology: Ecology, limits: Limits, keys: Keys | None = None, allow_writes: bool = False
+) -> FastAPI:
+    """Return the application for a store. Its engine lives from startup to shutdown."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        engine = app.state.engine = Engine(ecology, limits)
+        try:
+            yield
+        finally:
+            await engine.stop()
+
+    app = FastAPI(
+        routes=[*router.routes, *(write_router.routes if allow_writes else ())],
+        title="torch-covnorm",
+        version=__version__,
+        description="One frozen network, many domains. Each image is predicted by its domain.",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.add_middleware(Guard, limits=limits, keys=keys or Keys())
+
+    # FastAPI's errors get the JSON of ours. `Guard` handles every other error.
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return error_response(invalid_input(error.errors()), request.scope)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> Response:
+        ours = RequestError("http", error.detail, status=error.status_code)
+        response = error_response(ours, request.scope)
+        response.headers.update(error.headers or {})
+        if error.status_code == 405:  # Starlette names the methods of the first route only
+            matching = [r for r in app.routes if r.matches(request.scope)[0] is not Match.NONE]
+            methods = {method for route in matching for method in getattr(route, "methods", ())}
+            response.headers["Allow"] = ", ".join(sorted(methods))
+        return response
+
+    return app
+
+
 class _Server(uvicorn.Server):
     """Uvicorn's server, but it exits with 0 after a signal instead of raising it again."""
 
@@ -101,30 +152,18 @@ class _Protocol(H11Protocol):
     def __init__(self, *args: Any, header_timeout: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._header_timeout = header_timeout
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first header."""
-        super().connection_made(transport)
-        self._expect_header()
+        self._timer = self.loop.call_later(header_timeout, self._close_if_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
-        self._stop_timer()
+        self._timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
         """Wait for the next header, or the rest of a request that was rejected early."""
         super().on_response_complete()
-        self._expect_header()
-
-    def _expect_header(self) -> None:
-        self._stop_timer()
+        self._timer.cancel()
         self._timer = self.loop.call_later(self._header_timeout, self._close_if_idle)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
     def _close_if_idle(self) -> None:
         if self.cycle is None or self.cycle.response_complete:

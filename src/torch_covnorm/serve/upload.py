@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import safetensors
 import torch
 
 from ..ecology import Ecology
+from ..ecology.add import event
 from ..ecology.measure import sizes
 from ..ecology.store import Details
 from ..errors import CovNormError
@@ -32,40 +32,28 @@ def store_upload(ecology: Ecology, name: str, folder: Path, replace: bool) -> No
     net.load_domain(folder, name)
     check_servable(net.domain(name).preprocessing, name)
     dtype = _stored_dtype(folder)
-    measured = sizes(net, name, dtype)
-    accuracy = dict.fromkeys(("before", "adapted", "compressed", "final"))
     results: dict[str, Any] = {
         "on": "nothing: it was uploaded",
-        "accuracy": accuracy,
+        "accuracy": dict.fromkeys(("before", "adapted", "compressed", "final")),
         "ranks": {},
         "seconds": {},
         "spectra": {},
         "confusion": None,
         "examples": [],
         "dtype": str(dtype).removeprefix("torch."),
-        **measured,
-    }
-    event = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "what": "upload",
-        "method": "upload",
-        "accuracy": None,
-        "stages": accuracy,
-        "parameters": measured["counted"],
-        "bytes": measured["bytes"],
+        **sizes(net, name, dtype),
     }
     facts = {
         "method": "upload",
         "settings": {"method": "upload"},
         "results": results,
         "source": {"images": {}, "balance": {}, "left_out": [], "twice": []},
-        "history": [event],
+        "history": [event("upload", "upload", results)],
     }
     ecology.put(net, {name: Details(facts)}, dtype, replace)
 
 
 def _stored_dtype(folder: Path) -> torch.dtype:
-    """Return the dtype of the files: int8, float16 or float32."""
     dtypes: set[torch.dtype] = set()
     for file in sorted(folder.glob("*.safetensors")):
         with blame(file), safetensors.safe_open(file, "pt") as tensors:

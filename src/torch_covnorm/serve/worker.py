@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import threading
 import time
@@ -27,7 +26,6 @@ from ..data.loader import as_input
 from ..ecology import Ecology
 from ..ecology.prediction import preprocessing
 from ..errors import CovNormError
-from ..network.network import MultiDomainNetwork
 from .catalog import version_of
 from .errors import DomainChanged, RequestError, broken_domain, without_paths
 from .guess import Guesser
@@ -36,7 +34,7 @@ from .upload import store_upload
 THREADS = 4  # that load domains, and do everything else beside the network
 PROBE_SIZE = 64  # side of the probe's image
 
-Result = list[tuple[str, float]] | RequestError  # [(label, probability)], best first
+Result = list[dict[str, Any]] | RequestError  # [{"label", "probability"}], best first
 
 
 def main(pipe: Connection, folder: str, threads: int) -> None:
@@ -62,25 +60,21 @@ class Worker:
         self.preprocessing = ecology.backbone["preprocessing"]
         self.guesser = Guesser(ecology)
         self._probe_size = PROBE_SIZE
-        self._pipe_lock, self._basis_lock = threading.Lock(), threading.Lock()
+        self._pipe_lock, self._basis_lock = threading.Lock(), threading.RLock()
         self._basis_of: dict[str, str] = {}  # {domain: its shared basis}
-        self._computations: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(THREADS, "background")
+        self._compute = ThreadPoolExecutor(1, "compute")  # one after the other
+        self._background = ThreadPoolExecutor(THREADS, "background")
 
     def run(self) -> None:
-        """Handle messages. One thread computes batches, one after the other."""
-        compute: dict[str, Callable[..., Any]] = {
-            "batch": self._batch,
-            "probe": self._probe,
-            "guess": self.guesser.guess,
+        """Handle messages."""
+        handlers: dict[str, tuple[ThreadPoolExecutor, Callable[..., Any]]] = {
+            "batch": (self._compute, self._batch),
+            "probe": (self._compute, self._probe),
+            "guess": (self._compute, self.guesser.guess),
+            "load": (self._background, self._load),
+            "store": (self._background, self._store),
+            "learn": (self._background, self.guesser.learn),
         }
-        background: dict[str, Callable[..., Any]] = {
-            "load": self._load,
-            "store": self._store,
-            "learn": self.guesser.learn,
-        }
-        computing = threading.Thread(target=self._compute, daemon=True)
-        computing.start()
         self.send("started", os.getpid())
         while True:
             try:
@@ -88,25 +82,19 @@ class Worker:
             except (EOFError, OSError):  # the server is gone
                 os._exit(0)
             if word == "stop":
-                self._computations.put(None)
-                computing.join()
-                self._threads.shutdown(cancel_futures=True)
+                self._compute.shutdown()
+                self._background.shutdown(cancel_futures=True)
                 return
             if word == "drop":
                 self._drop(*rest)
-            elif word in background:
-                self._threads.submit(self._reply, background[word], *rest)
             else:
-                self._computations.put((compute[word], *rest))
+                threads, function = handlers[word]
+                threads.submit(self._reply, function, *rest)
 
     def send(self, *message: Any) -> None:
         """Send a message to the server."""
         with self._pipe_lock:
             self.pipe.send(message)
-
-    def _compute(self) -> None:
-        while (computation := self._computations.get()) is not None:
-            self._reply(*computation)
 
     def _reply(self, function: Callable[..., Any], number: int, *args: Any) -> None:
         start = time.perf_counter()
@@ -150,7 +138,12 @@ class Worker:
             return results
 
     def _predict(self, domains: list[str], x: Tensor, tops: list[int]) -> list[Result]:
-        inputs = self._inputs(domains, x)
+        configs = [preprocessing(self.net, domain) for domain in domains]
+        if all((c["mean"], c["std"]) == (configs[0]["mean"], configs[0]["std"]) for c in configs):
+            inputs = as_input(x, configs[0])  # in one step
+        else:
+            parts = zip(x.split(1), configs, strict=True)
+            inputs = torch.cat([as_input(image, config) for image, config in parts])
         mixed = len(set(domains)) > 1
         out: Sequence[Tensor] = self.net(inputs, domain=domains if mixed else domains[0])
         results: list[Result] = []
@@ -162,32 +155,21 @@ class Worker:
             best = probabilities.topk(min(top, len(probabilities)))
             names = self.net.domain(domain).classes or [str(i) for i in range(len(probabilities))]
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            results.append([(names[i], p) for i, p in pairs])
+            results.append([{"label": names[i], "probability": p} for i, p in pairs])
         return results
 
-    def _inputs(self, domains: list[str], x: Tensor) -> Tensor:
-        """Normalize images as their domains need it, in one step if all need the same."""
-        configs = {d: preprocessing(self.net, d) for d in dict.fromkeys(domains)}
-        first = configs[domains[0]]
-        if all((c["mean"], c["std"]) == (first["mean"], first["std"]) for c in configs.values()):
-            return as_input(x, first)
-        return torch.cat([as_input(x[i : i + 1], configs[d]) for i, d in enumerate(domains)])
-
+    @torch.no_grad()
     def _probe(self) -> bool:
         """Run a forward pass of the backbone; return whether its output is finite."""
+        side, size = self._probe_size, self.preprocessing["size"]
+        x = as_input(torch.zeros(1, 3, side, side, dtype=torch.uint8), self.preprocessing)
         try:
-            return self._is_finite(self._probe_size)
+            return bool(torch.as_tensor(self.net.backbone(x)).isfinite().all())
         except Exception:
-            size = self.preprocessing["size"]
-            if self._probe_size == size:
+            if side == size:
                 raise
             self._probe_size = size  # some networks accept no other size
-            return self._is_finite(size)
-
-    @torch.no_grad()
-    def _is_finite(self, size: int) -> bool:
-        x = as_input(torch.zeros(1, 3, size, size, dtype=torch.uint8), self.preprocessing)
-        return bool(torch.as_tensor(self.net.backbone(x)).isfinite().all())
+            return self._probe()
 
     # ── domains ──────────────────────────────────────────────────────────────────────────────
 
@@ -196,36 +178,30 @@ class Worker:
         try:
             shares = self.ecology.entry(name).basis is not None
             with self._basis_lock if shares else contextlib.nullcontext():
-                return self._load_into(self._empty_network(shares), name, version)
+                if shares:
+                    self._remove_unused_bases()
+                # Beside this network, so that a load that fails changes nothing.
+                beside = self.net.without_domains(dict(self.net.bases.items()) if shares else None)
+                domain = self.ecology.load(beside, name).eval()
+                beside.prepare_(name, only=True)
+                if self._is_changed(name, version):
+                    raise DomainChanged
+                for basis, shared in beside.bases.items():
+                    self.net.bases[basis] = shared
+                if domain.basis is not None:
+                    self._basis_of[name] = domain.basis
+                self.net.domains[name] = domain
+                return domain.bytes
         except Exception as error:
             if self._is_changed(name, version):
                 raise DomainChanged from None
             raise broken_domain(name, self._message(error)) from None
 
-    def _load_into(self, beside: MultiDomainNetwork, name: str, version: str) -> int:
-        """Load a domain into another network and, if that succeeds, move it into this one."""
-        domain = self.ecology.load(beside, name).eval()
-        beside.prepare_(name, only=True)
-        if self._is_changed(name, version):
-            raise DomainChanged
-        for basis, shared in beside.bases.items():
-            self.net.bases[basis] = shared
-        if domain.basis is not None:
-            self._basis_of[name] = domain.basis
-        self.net.domains[name] = domain
-        return domain.bytes
-
-    def _empty_network(self, shares: bool) -> MultiDomainNetwork:
-        """Return a network on the same backbone, so that a load that fails changes nothing."""
-        if not shares:
-            return self.net.without_domains()
-        self._remove_unused_bases()
-        return self.net.without_domains(dict(self.net.bases.items()))
-
     def _is_changed(self, name: str, version: str) -> bool:
         """Return whether the store has another version; False if the manifest is unreadable."""
         try:
-            return name not in self.ecology.domains or version_of(self.ecology, name) != version
+            entry = self.ecology.domains.get(name)
+            return entry is None or version_of(entry, self.ecology.bases) != version
         except CovNormError:
             return False
 
@@ -233,16 +209,12 @@ class Worker:
         if name in self.net.domains:
             self.net.remove_domain(name)
             if self._basis_of.pop(name, None) is not None:
-                self._threads.submit(self._clean_bases)
-
-    def _clean_bases(self) -> None:
-        with self._basis_lock:
-            self._remove_unused_bases()
+                self._background.submit(self._remove_unused_bases)
 
     def _remove_unused_bases(self) -> None:
-        """Remove the bases that no domain shares. The caller has the lock, so none is loading."""
-        for basis in set(self.net.bases) - set(self._basis_of.values()):
-            del self.net.bases[basis]
+        with self._basis_lock:  # so none is loading
+            for basis in set(self.net.bases) - set(self._basis_of.values()):
+                del self.net.bases[basis]
 
     def _store(self, name: str, folder: str, replace: bool) -> None:
         try:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
@@ -30,45 +29,35 @@ class WorkerHandle:
     """One worker. `pace`: seconds per image, as measured lately."""
 
     def __init__(self, number: int, folder: str, limits: Limits, metrics: Metrics) -> None:
-        self.number, self.limits, self.metrics = number, limits, metrics
+        self.limits, self.metrics = limits, metrics
         self.loop = asyncio.get_running_loop()
         self.process = WorkerProcess(folder, limits, self._exited)
         self.queue = Queue(self.loop.time, limits.mixed)
         self.residents = Residents(limits.resident)
         self.guesses = GuessClient(self.process, limits.backlog)
         self.pace = 0.02
-        self._loads: dict[str, asyncio.Task[None]] = {}
-        self._freed = asyncio.Event()
-        self._batches: asyncio.Task[None] | None = None
-
-    def run(self) -> None:
-        """Start to compute batches."""
+        self._freed = asyncio.Event()  # wakes the loads that wait for room
         self._batches = asyncio.create_task(self._run_batches())
+        metrics.residents.labels(str(number)).set_function(lambda: len(self.residents.held))
+        metrics.resident_bytes.labels(str(number)).set_function(lambda: self.residents.bytes)
 
     async def stop(self) -> None:
         """End the worker."""
-        if self._batches is not None:
-            self._batches.cancel()
+        self._batches.cancel()
         await self.process.stop()
 
     def _exited(self) -> None:
-        """The process has ended, and the domains in its memory are gone."""
         self.metrics.restarts.inc()
-        self._loads.clear()
-        _fail(self.queue.drain(), WorkerDied)
+        for queued in self.queue.drain():
+            queued.fail(WorkerDied())
         self.residents = Residents(self.limits.resident)
-        self._changed()
-
-    def _changed(self) -> None:
-        """Wake the loads that wait for room, and update the metrics."""
         self._freed.set()
-        self.metrics.resident_bytes.labels(str(self.number)).set(self.residents.bytes)
-        self.metrics.residents.labels(str(self.number)).set(len(self.residents.held))
 
     # ── domains in memory ────────────────────────────────────────────────────────────────────
 
-    async def hold(self, domain: ServedDomain) -> Resident:
-        """Load a domain if needed, and keep it in memory until `release`. Loads are shared."""
+    @contextlib.asynccontextmanager
+    async def hold(self, domain: ServedDomain) -> AsyncIterator[None]:
+        """Load a domain if needed, and keep it in memory inside the `with`. Loads are shared."""
         while True:
             resident = self.residents.held.get(domain.name)
             if resident and resident.version == domain.version and not resident.turn_over:
@@ -76,18 +65,20 @@ class WorkerHandle:
             await self._make_room_and_load(domain)
         self.residents.hold(resident.name)
         resident.outdated = False  # if it was, it has come back as it was
-        if resident.loading:
-            try:
-                await asyncio.shield(self._loads[resident.name])
-            except BaseException:
-                self.release(resident)
-                raise
-        return resident
+        try:
+            await asyncio.shield(resident.load)
+            yield
+        finally:
+            if self.residents.held.get(resident.name) is resident:
+                self.residents.release(resident)
+                self._drop_if_due(resident)
+                if resident.idle:
+                    self._freed.set()
 
     async def _make_room_and_load(self, domain: ServedDomain) -> None:
         """Begin a load, or wait for a change of what prevents it; the caller looks again."""
-        if not self.process.is_up:
-            await self.process.wait_up()
+        if not self.process.up.is_set():
+            await self.process.up.wait()
             return
         new = Resident(domain.name, domain.version, domain.bytes, domain.basis)
         new.pinned = new.name in self.limits.pins
@@ -102,11 +93,12 @@ class WorkerHandle:
         if victims is None or self.residents.conflicts(new):
             await self._wait(victims is None)
             return
-        self._evict(victims)
+        for victim in victims:
+            self._drop(victim)
         self.residents.add(new)
-        load = self._loads[new.name] = asyncio.create_task(self._load(new))
-        load.add_done_callback(lambda task: task.cancelled() or task.exception())
-        self._changed()
+        new.load = asyncio.create_task(self._load(new))
+        new.load.add_done_callback(lambda task: task.cancelled() or task.exception())
+        self._freed.set()
 
     async def _load(self, resident: Resident) -> None:
         name = resident.name
@@ -116,19 +108,18 @@ class WorkerHandle:
                 raise WorkerDied
         except (RequestError, DomainChanged) as error:
             if self.residents.held.get(name) is resident:
-                del self._loads[name]
                 self.residents.load_failed(resident)
-                self._changed()
+                self._freed.set()
             if isinstance(error, RequestError):
                 self.metrics.loads.labels("failed").inc()
             raise
-        del self._loads[name]
         resident.bytes, resident.loading, resident.loaded_at = size, False, self.loop.time()
         self.metrics.loads.labels("ok").inc()
         self.metrics.load_seconds.observe(seconds)
         self._drop_if_due(resident)
-        self._evict(self.residents.room_for(0) or [])  # it may be larger than its estimate
-        self._changed()
+        for victim in self.residents.room_for(0) or ():  # it may be larger than its estimate
+            self._drop(victim)
+        self._freed.set()
 
     async def _wait(self, for_room: bool) -> None:
         """Wait until a domain leaves. If all are in use all the time, they take turns."""
@@ -141,14 +132,6 @@ class WorkerHandle:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._freed.wait(), left)
 
-    def release(self, resident: Resident) -> None:
-        """Undo one `hold`."""
-        if self.residents.held.get(resident.name) is resident:
-            self.residents.release(resident)
-            self._drop_if_due(resident)
-            if resident.idle:
-                self._freed.set()
-
     def follow(self, versions: dict[str, str]) -> None:
         """Drop what the store has replaced or removed, now or as soon as nobody uses it."""
         for resident in list(self.residents.held.values()):
@@ -157,20 +140,14 @@ class WorkerHandle:
                 self._drop_if_due(resident)
 
     def _drop_if_due(self, resident: Resident) -> None:
-        if resident.turn_over and resident.idle:
-            self._evict([resident])
-        elif resident.outdated and resident.idle:
-            self._drop(resident)
+        if resident.idle and (resident.turn_over or resident.outdated):
+            self._drop(resident, evicted=resident.turn_over)
 
-    def _evict(self, victims: Sequence[Resident]) -> None:
-        for resident in victims:
-            self.metrics.evictions.inc()
-            self._drop(resident)
-
-    def _drop(self, resident: Resident) -> None:
+    def _drop(self, resident: Resident, evicted: bool = True) -> None:
+        self.metrics.evictions.inc(evicted)
         self.residents.drop(resident)
         self.process.send("drop", resident.name)
-        self._changed()
+        self._freed.set()
 
     # ── batches ──────────────────────────────────────────────────────────────────────────────
 
@@ -179,11 +156,13 @@ class WorkerHandle:
             batch = await self.queue.next_batch(self.limits.batch, self.limits.wait)
             try:
                 await self._run_batch(batch)
-            except WorkerDied:
-                _fail(batch, WorkerDied)
+            except WorkerDied:  # the engine repeats the images
+                for queued in batch:
+                    queued.fail(WorkerDied())
             except Exception as error:  # the next batch is computed whatever happened to this one
                 LOG.exception("batch")
-                _fail(batch, partial(RequestError, "failed", repr(error)))
+                for queued in batch:
+                    queued.fail(RequestError("failed", repr(error)))
 
     async def _run_batch(self, batch: Sequence[QueuedImage]) -> None:
         began = self.loop.time()
@@ -192,22 +171,15 @@ class WorkerHandle:
         tops = [queued.top for queued in batch]
         results, seconds = await self.process.compute("batch", domains, images, tops)
         self.pace += 0.2 * ((self.loop.time() - began) / len(batch) - self.pace)
-        sizes = len(batch), len(set(domains))
-        self.metrics.observe_batch(*sizes, seconds)
-        for queued, top in zip(batch, results, strict=True):
+        sizes = {"images": len(batch), "domains": len(set(domains))}
+        self.metrics.batch_images.observe(sizes["images"])
+        self.metrics.batch_domains.observe(sizes["domains"])
+        self.metrics.compute_seconds.observe(seconds)
+        for queued, result in zip(batch, results, strict=True):
             waited = began - queued.arrived
             self.metrics.queue_seconds.observe(waited)
-            if queued.future.done():
-                continue
-            if isinstance(top, RequestError):
-                queued.future.set_exception(top)
-            else:
-                result = ImageResult(queued.domain, top, *sizes, waited, seconds)
-                queued.future.set_result(result)
-
-
-def _fail(batch: Sequence[QueuedImage], error: Callable[[], Exception]) -> None:
-    """Fail what still waits. After `WorkerDied` the engine repeats it on the next process."""
-    for queued in batch:
-        if not queued.future.done():
-            queued.future.set_exception(error())
+            if isinstance(result, RequestError):
+                queued.fail(result)
+            elif not queued.future.done():
+                times = {"queue": waited, "compute": seconds}
+                queued.future.set_result(ImageResult(queued.domain, result, sizes, times))
