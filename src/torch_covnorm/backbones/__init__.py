@@ -39,7 +39,7 @@ def load_backbone(
     if name.endswith(_ENDINGS):
         if weights is not None:
             raise CovNormError(f"{name}: already a file of weights: leave out weights={weights!r}")
-        return _recognised(Path(name)).eval()
+        return _from_file(Path(name), *NAMES).eval()
     if name not in NAMES:
         return _timm(name, weights).eval()
     if weights is None and name == "efficientnet-lite0":
@@ -51,12 +51,8 @@ def load_backbone(
             CovNormWarning,
             stacklevel=2,
         )
-    if weights is None or weights == "random":
-        net: nn.Module | None = NAMES[name]()
-    else:
-        net = NAMES[name].from_state_dict(read_state_dict(Path(weights)))
-    if net is None:
-        raise CovNormError(f"{weights}: not the weights of {name}. Pass another file.")
+        weights = "random"
+    net = NAMES[name]() if weights == "random" else _from_file(Path(weights), name)
     return net.eval()
 
 
@@ -74,15 +70,15 @@ def preprocessing_of(backbone: nn.Module) -> dict[str, Any]:
     return {"size": int(preprocessing["size"]), "mean": mean, "std": std}
 
 
-def _recognised(file: Path) -> nn.Module:
+def _from_file(file: Path, *names: str) -> nn.Module:
     state = read_state_dict(file)
-    for backbone in NAMES.values():
-        net: nn.Module | None = backbone.from_state_dict(state)
+    for name in names:
+        net: nn.Module | None = NAMES[name].from_state_dict(state)
         if net is not None:
             return net
     raise CovNormError(
-        f"{file}: not the weights of any of {', '.join(NAMES)}. For a timm model pass its name and "
-        "weights=FILE."
+        f"{file}: not the weights of {' or '.join(names)}. Pass another file, or for a timm model "
+        "its name and weights=FILE."
     )
 
 
@@ -103,9 +99,8 @@ def _timm(name: str, weights: str | os.PathLike[str] | None) -> nn.Module:
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision of another build
         absent = isinstance(error, ModuleNotFoundError)
         why = "torch-covnorm[timm]" if absent else f"timm, which cannot be imported: {error}"
-        raise CovNormError(
-            f"backbone {name!r}: {choices(name, NAMES)} (timm models need {why})"
-        ) from None
+        known = choices(name, NAMES)
+        raise CovNormError(f"backbone {name!r}: {known} (timm models need {why})") from None
     if not timm.is_model(name):
         raise CovNormError(f"backbone {name!r}: {choices(name, [*NAMES, *timm.list_models()])}")
     try:

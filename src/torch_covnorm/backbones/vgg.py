@@ -32,9 +32,9 @@ class VGG16(nn.Module):
         for channels in CHANNELS:
             if channels == 0:
                 layers.append(nn.MaxPool2d(2))
-                continue
-            layers += [nn.Conv2d(d, channels, 3, padding=1), nn.ReLU(inplace=True)]
-            d = channels
+            else:
+                layers += [nn.Conv2d(d, channels, 3, padding=1), nn.ReLU(inplace=True)]
+                d = channels
         self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d(7 if fc else 1)
         if fc:

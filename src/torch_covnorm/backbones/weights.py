@@ -29,6 +29,12 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
     return {str(k).removeprefix("module."): v for k, v in state.items()}
 
 
+def renamed(state: dict[str, Tensor], layers: dict[str, str]) -> dict[str, Tensor]:
+    """Rename the layers of a state dict that are keys of `layers`."""
+    split = ((*key.rpartition(".")[::2], tensor) for key, tensor in state.items())
+    return {f"{layers.get(layer, layer)}.{end}": tensor for layer, end, tensor in split}
+
+
 def loaded(net: Net, state: dict[str, Tensor], head: str) -> Net | None:
     """Load a state dict, which may lack the head. Return None if it is that of another network."""
     current = net.state_dict()

@@ -6,7 +6,7 @@ global CPU generator, so one seed gives the same images on every device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,16 +41,12 @@ def resize(image: Tensor, n: int) -> Tensor:
 
 def centre_crop(image: Tensor, n: int) -> Tensor:
     """Crop the middle n × n pixels: (…, h, w) → (…, n, n). Half offsets round to even."""
-    h, w = _margins(image, n)
-    top, left = round(h / 2), round(w / 2)
-    return image[..., top : top + n, left : left + n]
+    return _crop(image, n, lambda room: round(room / 2))
 
 
 def random_crop(image: Tensor, n: int) -> Tensor:
     """Crop n × n pixels at a uniformly random position: (…, h, w) → (…, n, n)."""
-    h, w = _margins(image, n)
-    top, left = int(torch.randint(h + 1, ())), int(torch.randint(w + 1, ()))
-    return image[..., top : top + n, left : left + n]
+    return _crop(image, n, lambda room: int(torch.randint(room + 1, ())))
 
 
 def random_flip(image: Tensor, p: float = 0.5) -> Tensor:
@@ -111,22 +107,22 @@ def channel_statistics(images: Iterable[Tensor]) -> Statistics:
     They are on a scale of 0 to 1, as `normalise` needs them. The sums are integers, so the result
     does not depend on the order of the images.
     """
-    n, sums, squares = 0, [0, 0, 0], [0, 0, 0]
+    n, sums, squares = 0, torch.zeros(3).long(), torch.zeros(3).long()
     for image in images:
         _check_image(image)
         if image.dtype != torch.uint8 or len(image) != 3:
             raise CovNormError(
                 f"an image is {image.dtype} {tuple(image.shape)}: statistics need uint8 (3, h, w)"
             )
-        x = image.flatten(1).long()
+        x = image.flatten(1).long().cpu()
         n += x.shape[1]
-        sums = [a + b for a, b in zip(sums, x.sum(1).tolist(), strict=True)]
-        squares = [a + b for a, b in zip(squares, (x * x).sum(1).tolist(), strict=True)]
+        sums += x.sum(1)
+        squares += (x * x).sum(1)
     if n == 0:
         raise CovNormError("no images to compute mean and std from. Pass at least one.")
-    mean = [s / (255 * n) for s in sums]
-    variance = [(n * q - s * s) / (255 * n) ** 2 for s, q in zip(sums, squares, strict=True)]
-    return mean, [v**0.5 for v in variance]
+    pairs = list(zip(sums.tolist(), squares.tolist(), strict=True))
+    variance = [(n * q - s * s) / (255 * n) ** 2 for s, q in pairs]
+    return [s / (255 * n) for s, _ in pairs], [v**0.5 for v in variance]
 
 
 def check_statistics(entry: Any, where: str) -> Statistics:
@@ -195,24 +191,20 @@ class Augment:
         if images.ndim != 4:
             raise CovNormError(f"images are {tuple(images.shape)}: must be a batch (n, c, h, w)")
         n, c, h, w = images.shape
+        last = images.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if last and not images.is_contiguous() else None
         rows, cols = self._positions(n, h, "high"), self._positions(n, w, "wide")
         cols = torch.where(torch.rand(n, 1) < self.flip, cols.flip(1), cols)
-        rows, in_h = self._inside(rows, h)
-        cols, in_w = self._inside(cols, w)
-        # One gather does crop, flip and padding. It is faster than a loop and works in any dtype.
-        index = (rows[:, :, None] * w + cols[:, None, :]).flatten(1).to(images.device)
-        out = images.reshape(n, c, h * w).gather(2, index[:, None].expand(-1, c, -1))
-        out = out.unflatten(2, (rows.shape[1], cols.shape[1]))
         if self.padding and self.fill == "zeros":
-            outside = ~(in_h[:, None, :, None] & in_w[:, None, None, :])
-            out = out.masked_fill(outside.to(images.device), 0)
-        last = images.is_contiguous(memory_format=torch.channels_last)
-        if last and not images.is_contiguous():
-            return out.contiguous(memory_format=torch.channels_last)
-        return out
+            images = F.pad(images, [self.padding] * 4)
+        # One gather does crop and flip. It is faster than a loop and works in any dtype.
+        index = (rows[:, :, None] * images.shape[3] + cols[:, None, :]).flatten(1)
+        index = index[:, None].expand(-1, c, -1).to(images.device)
+        out = images.flatten(2).gather(2, index).unflatten(2, (rows.shape[1], cols.shape[1]))
+        return out.contiguous(memory_format=layout or torch.contiguous_format)
 
     def _positions(self, n: int, side: int, direction: str) -> Tensor:
-        """Return the pixels of each sample along one side, (n, crop), from -padding on."""
+        """Return the pixels of each sample along one side (n, crop); those of zeros are padded."""
         size = side if self.crop is None else self.crop
         room = side + 2 * self.padding - size
         if room < 0:
@@ -224,15 +216,11 @@ class Augment:
             raise CovNormError(
                 f"padding={self.padding} cannot reflect images {side} pixels {direction}. Use less."
             )
-        return torch.randint(room + 1, (n, 1)) - self.padding + torch.arange(size)
-
-    def _inside(self, index: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Map positions into the image, and return which of them already were inside."""
-        inside = (index >= 0) & (index < side)
-        if self.fill == "reflect":
-            index = index.abs()
-            return torch.where(index < side, index, 2 * (side - 1) - index), inside
-        return index.clamp(0, side - 1), inside
+        index = torch.randint(room + 1, (n, 1)) + torch.arange(size)
+        if self.fill == "zeros":
+            return index
+        index = (index - self.padding).abs()  # F.pad does not reflect bytes
+        return torch.where(index < side, index, 2 * (side - 1) - index)
 
 
 def _interpolate(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -251,12 +239,13 @@ def _check_size(n: object) -> None:
         raise CovNormError(f"size {n!r}: must be an integer number of pixels, 1 or more")
 
 
-def _margins(image: Tensor, n: int) -> tuple[int, int]:
-    """Return the pixels left over by an n × n crop, vertically and horizontally."""
+def _crop(image: Tensor, n: int, choose: Callable[[int], int]) -> Tensor:
+    """Crop n × n pixels. `choose` gets the pixels to leave out per side, and returns the first."""
     _check_size(n)
     h, w = image.shape[-2:]
     if min(h, w) < n:
         raise CovNormError(
             f"an image of {h} × {w} is too small for a crop of {n}. Resize it first."
         )
-    return h - n, w - n
+    top, left = choose(h - n), choose(w - n)
+    return image[..., top : top + n, left : left + n]
