@@ -127,11 +127,11 @@ def load_rows(
     file: Path,
     shape: tuple[int, ...],
     pool: ThreadPoolExecutor,
-    is_unreadable: Callable[[int], bool],
+    read: Callable[[int], Row | Exception],
 ) -> Rows | None:
     """Load the rows of a file, or return None if there are none of this shape, or damaged ones.
 
-    `is_unreadable` says whether an image that could not be read then still cannot be read.
+    `read` reads an image again, to see whether one that was unreadable still is.
     """
     try:
         x = open_rows(file)
@@ -145,7 +145,7 @@ def load_rows(
             return None
         hashes = list(map_in_order(pool, lambda i: pixel_hash(rows[i]), len(rows)))
         same = record == _record(hashes, unreadable) and seal == checksum(record)
-        same = same and all(map(is_unreadable, unreadable))  # else one was repaired
+        same = same and all(isinstance(read(i), Exception) for i in unreadable)
     except Exception:  # whatever is wrong with the file, it is made again
         return None
     return Rows(rows, hashes, unreadable) if same else None

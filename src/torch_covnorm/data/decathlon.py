@@ -199,8 +199,8 @@ class Decathlon:
 
 def _find(root: Path) -> Path:
     """Find the folder that contains ``annotations/``, given it, its parent or its ``data/``."""
-    inside = sorted(root.glob("*/annotations")) if root.is_dir() else []
-    places = [root, root / FOLDER, *([inside[0].parent] if len(inside) == 1 else [])]
+    inside = [folder.parent for folder in root.glob("*/annotations")]
+    places = [root, root / FOLDER, *(inside if len(inside) == 1 else [])]
     places += [root.resolve().parent] if root.name == "data" else []
     for place in places:
         if (place / "annotations").is_dir():

@@ -25,7 +25,7 @@ from .cache import Row, Rows, cache_in_use, collect_rows, load_rows, map_in_orde
 from .image_files import MIN_SIDE, ImageError, image_size, load_image
 from .images import FITS, fit_image
 from .source import Source
-from .splits import Items
+from .splits import Items, first_few
 
 VERSION = 1  # of the files in a cache
 SAMPLE = 200  # images used to choose the size
@@ -123,7 +123,7 @@ def decode(
         for split, items in source.splits.items():
             job = _SplitJob(source, items, size, fit)
             file = folder and folder / f"{job.key()}.npy"
-            rows = load_rows(file, job.shape, pool, job.is_unreadable) if file else None
+            rows = load_rows(file, job.shape, pool, job.read) if file else None
             if rows and not (strict and rows.unreadable):
                 advance(len(items))
             else:
@@ -190,8 +190,7 @@ def _check_unreadable(
 ) -> None:
     bad = len(unreadable)
     total = bad + sum(len(images.y) for images in splits.values())
-    examples = "; ".join(f"{file}: {reason}" for file, reason in unreadable[:3])
-    examples += f"; and {bad - 3} more" if bad > 3 else ""
+    examples = first_few([f"{file}: {reason}" for file, reason in unreadable], "; ", str)
     if bad > limit * total:
         raise CovNormError(
             f"{bad} of {total} images cannot be read, more than {limit:.0%} (limit). Restore or "
@@ -262,9 +261,6 @@ class _SplitJob(NamedTuple):
         except ImageError as error:
             return error
         return image.numpy(), pixel_hash(image.numpy())
-
-    def is_unreadable(self, i: int) -> bool:
-        return isinstance(self.read(i), ImageError)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

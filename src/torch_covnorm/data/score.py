@@ -121,8 +121,7 @@ def score_results(
     return {**decathlon_score(accuracies, baselines=known), "accuracies": accuracies}
 
 
-def _percent(value: object, name: str) -> float:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 <= float(value) <= 100:  # type: ignore[arg-type]
+def _percent(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 100:
         raise CovNormError(f"{name} is {value!r}: must be a percentage between 0 and 100")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)

@@ -48,8 +48,7 @@ def read_csv(path: Path) -> Contents:
         else:
             rows[split, row["path"]] = label, line
     if bad:
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        raise CovNormError("; ".join(bad[:3]) + more + ". Correct or remove these lines.")
+        raise CovNormError(f"{first_few(bad, '; ', str)}. Correct or remove these lines.")
     parts = {s: Part([], []) for s in SPLITS}
     for (split, name), (label, _) in rows.items():
         parts[split].names.append(name)
@@ -89,9 +88,7 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
                 rows.append((line, [cell.strip() for cell in cells]))
             line = reader.line_num + 1
     except csv.Error as error:
-        raise CovNormError(
-            f"the row at line {line} is not valid .csv ({error}). Correct it."
-        ) from None
+        raise CovNormError(f"line {line} is not valid .csv ({error}). Correct it.") from None
     return rows
 
 
@@ -196,9 +193,8 @@ def _class_names(key: str, y: np.ndarray, known: list[str] | None = None) -> lis
     values = (y.astype(np.uint8) if y.dtype.kind == "b" else y).reshape(-1).tolist()
     if known is None:
         return [str(value) for value in values]
-    names: dict[Any, str] = dict(zip(known, known, strict=True))
-    if y.dtype.kind != "U":
-        names = dict(enumerate(known))
+    by_name = y.dtype.kind == "U"
+    names: dict[Any, str] = {(name if by_name else i): name for i, name in enumerate(known)}
     wrong = sorted(set(values) - names.keys())
     if wrong:
         raise CovNormError(

@@ -106,8 +106,8 @@ def export(
             blob, run = (_torch if to == "torch" else _onnx)(merged, images[-1], about)
         checks = zip(images, expected, strict=True)
         difference = max(_difference(f"{name!r} as {to}", run, x, y, net) for x, y in checks)
-    record = {"to": to, **about, "difference": difference}
-    record["output"] = {"name": "logits", "shape": ["n", *expected[0].shape[1:]]}
+    output = {"name": "logits", "shape": ["n", *expected[0].shape[1:]]}
+    record = {"to": to, **about, "difference": difference, "output": output}
     record |= {"file": file.name, "sha256": hashlib.sha256(blob).hexdigest()}
     description = file.with_name(file.name + ".json")
     text = records.sealed(FORMAT, record)
@@ -176,9 +176,8 @@ def _about(net: MultiDomainNetwork, domain: Domain, shape: tuple[int, ...]) -> d
 
 def _program(merged: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     n = torch.export.Dim("n", min=1)
-    with _exporter_errors(
-        f"torch.export cannot trace {type(merged).__name__} for batches of any size"
-    ):
+    name = type(merged).__name__
+    with _exporter_errors(f"torch.export cannot trace {name} for batches of any size"):
         program = torch.export.export(merged, (x,), dynamic_shapes=({0: n},), strict=False)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it contains paths of this machine
@@ -247,8 +246,8 @@ def _tidied(model: Any) -> Any:
 
 
 def _state_dict(merged: nn.Module, about: dict[str, Any]) -> Built:
-    state = {k: v for k, v in merged.state_dict().items() if isinstance(v, Tensor)}
-    state = {k: v.contiguous().clone() for k, v in state.items()}  # tied weights are stored twice
+    tensors = ((k, v) for k, v in merged.state_dict().items() if isinstance(v, Tensor))
+    state = {k: v.contiguous().clone() for k, v in tensors}  # tied weights are stored twice
     # One string, because several would be in a different order each time.
     blob = safetensors.torch.save(state, {"covnorm": json.dumps(about, ensure_ascii=False)})
     plain = copy.deepcopy(merged)
@@ -317,7 +316,7 @@ def _difference(
 
 @contextlib.contextmanager
 def _exporter_errors(what: str) -> Iterator[None]:
-    """Turn errors of an exporter into CovNormErrors: `what`, and the first line of the message.
+    """Turn errors of an exporter into CovNormErrors: `what`, and the start of the message.
 
     Its deprecation warnings are hidden, because users cannot act on them.
     """
@@ -327,23 +326,17 @@ def _exporter_errors(what: str) -> Iterator[None]:
                 warnings.simplefilter("ignore", category)
             yield
     except Exception as error:  # exporters raise many types
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CovNormError(f"{what} ({reason}). Nothing was written. {_REMEDY}") from error
 
 
 def _write(contents: dict[Path, bytes]) -> None:
     """Write each file completely. If one fails, remove those that did not exist before."""
-    new: list[Path] = []
-    try:
+    with contextlib.ExitStack() as undo:
         for file, data in contents.items():
             with records.blame(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                replaces = file.exists()
+                if not file.exists():
+                    undo.callback(file.unlink, missing_ok=True)
                 records.write_file(file, data)
-            if not replaces:
-                new.append(file)
-    except BaseException:
-        for file in new:
-            file.unlink()
-        raise
+        undo.pop_all()
