@@ -65,8 +65,7 @@ class ResNet26(nn.Module):
         if "pre_layers_conv.conv.weight" in state:
             if any(".parallel_conv." in k or re.search(r"\.bns\.\d+\.0\.conv\.", k) for k in state):
                 raise CovNormError(
-                    "this ResNet-26 was trained with adapters inside, so it is not a plain "
-                    "backbone. Use one trained in the mode 'normal'."
+                    "this ResNet-26 was trained with adapters inside. Use one of the mode 'normal'."
                 )
             state = renamed(state, _PUBLISHED)
         if "end_bn.weight" not in state:

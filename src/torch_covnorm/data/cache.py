@@ -1,7 +1,6 @@
 """Decoded images on disk: one .npy file per split, followed by a JSON record about its rows.
 
-A file that is not exactly as it was written is made again, so the folder may be deleted at any
-time.
+A damaged file is made again, so the folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -16,7 +16,7 @@ import secrets
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from ..errors import CovNormError
 from ..records import blame, checksum
+from .image_files import ImageError
 
 LOOKAHEAD = 64  # tasks that may be ahead of the result that is taken next
 LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.npy\.[0-9a-f]{16}")
@@ -42,19 +43,20 @@ class Rows(NamedTuple):
     unreadable: dict[int, str]
 
 
-def collect_rows(results: Iterable[Row | str], shape: tuple[int, ...], file: Path | None) -> Rows:
+def collect_rows(
+    results: Iterable[Row | ImageError], shape: tuple[int, ...], file: Path | None
+) -> Rows:
     """Collect the images of a split in a file, or in memory if `file` is None.
 
-    A result is an image with its hash, or why it is unreadable. `shape` is (n, 3, size, size) for
-    all n results.
+    `shape` is (n, 3, size, size) for all n results.
     """
     hashes: list[bytes] = []
     unreadable: dict[int, str] = {}
 
     def images() -> Iterator[np.ndarray]:
         for i, result in enumerate(results):
-            if isinstance(result, str):
-                unreadable[i] = result
+            if isinstance(result, ImageError):
+                unreadable[i] = result.reason
             else:
                 hashes.append(result[1])
                 yield result[0]
@@ -62,18 +64,18 @@ def collect_rows(results: Iterable[Row | str], shape: tuple[int, ...], file: Pat
     if file is None:
         x = _in_memory(images(), shape)
     else:
-        x = _in_file(images(), shape, file, lambda: _record(hashes, unreadable))
+        x = _in_file(images(), shape, file, hashes, unreadable)
     return Rows(x, hashes, unreadable)
 
 
 def _in_memory(images: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     try:
-        x, n = np.empty(shape, np.uint8), 0
+        x = np.empty(shape, np.uint8)
     except MemoryError as error:
         raise CovNormError(f"not enough memory for the images ({error}). Use a cache.") from None
-    for image in images:
-        x[n] = image
-        n += 1
+    n = 0
+    for n, image in enumerate(images, 1):
+        x[n - 1] = image
     return x[:n]
 
 
@@ -81,7 +83,8 @@ def _in_file(
     images: Iterable[np.ndarray],
     shape: tuple[int, ...],
     file: Path,
-    record: Callable[[], dict[str, Any]],
+    hashes: list[bytes],
+    unreadable: dict[int, str],
 ) -> np.ndarray:
     """Write a file that gets its final name when it is complete, and map it into memory.
 
@@ -91,18 +94,16 @@ def _in_file(
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     with blame(file):
         stream = temporary.open("xb")
-    n = 0
     try:
-        _write_header(stream, (0, *shape[1:]))
+        _write_header(stream, shape)
         for image in images:
             with blame(file):
                 stream.write(image.data)
-            n += 1
         with blame(file):
-            sealed = record()
-            stream.write(json.dumps({**sealed, "checksum": checksum(sealed)}).encode())
+            record = _record(hashes, unreadable)
+            stream.write(json.dumps({**record, "checksum": checksum(record)}).encode())
             stream.seek(0)
-            _write_header(stream, (n, *shape[1:]))
+            _write_header(stream, (len(hashes), *shape[1:]))
             stream.close()
             temporary.replace(file)
             return open_rows(file)
@@ -127,7 +128,7 @@ def load_rows(
     file: Path,
     shape: tuple[int, ...],
     pool: ThreadPoolExecutor,
-    read: Callable[[int], Row | Exception],
+    read: Callable[[int], Row | ImageError],
 ) -> Rows | None:
     """Load the rows of a file, or return None if there are none of this shape, or damaged ones.
 
@@ -145,7 +146,7 @@ def load_rows(
             return None
         hashes = list(map_in_order(pool, lambda i: pixel_hash(rows[i]), len(rows)))
         same = record == _record(hashes, unreadable) and seal == checksum(record)
-        same = same and all(isinstance(read(i), Exception) for i in unreadable)
+        same = same and all(isinstance(read(i), ImageError) for i in unreadable)
     except Exception:  # whatever is wrong with the file, it is made again
         return None
     return Rows(rows, hashes, unreadable) if same else None
@@ -202,12 +203,10 @@ def _is_writable(folder: Path) -> bool:
 
 def map_in_order(pool: ThreadPoolExecutor, task: Callable[[int], T], n: int) -> Iterator[T]:
     """Yield task(0), …, task(n - 1), with a bounded number of tasks in advance."""
-    waiting: deque[Future[T]] = deque()
-    for i in range(n):
-        waiting.append(pool.submit(task, i))
-        if len(waiting) > LOOKAHEAD:
-            yield waiting.popleft().result()
+    futures = (pool.submit(task, i) for i in range(n))
+    waiting = deque(itertools.islice(futures, LOOKAHEAD))
     while waiting:
+        waiting.extend(itertools.islice(futures, 1))
         yield waiting.popleft().result()
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import CovNormError, choices
+from ..records import blame
 from .annotations import Annotations, File, read_annotations, read_json, write_json
 from .image_files import read_image
 from .images import Rule, Statistics, channel_statistics, check_statistics, normalise, resize
@@ -205,9 +206,7 @@ def _find(root: Path) -> Path:
     for place in places:
         if (place / "annotations").is_dir():
             return place
-    raise CovNormError(
-        f"{root}: has no annotations folder. Use the folder {FOLDER} of the unpacked archive."
-    )
+    raise CovNormError(f"{root}: no annotations folder. Use {FOLDER} of the unpacked archive.")
 
 
 def _files(annotations: Annotations, root: Path) -> list[str]:
@@ -216,13 +215,11 @@ def _files(annotations: Annotations, root: Path) -> list[str]:
     Names must stay below the root, because the file is not trusted. Links inside the archive are
     followed, because large parts are often on another disk.
     """
-    names = []
+    names, file = [], annotations.file
     for name in annotations.images.values():
         path = PurePosixPath(name)
         if not path.name or path.is_absolute() or ".." in path.parts or set(name) & set("\\:\0"):
-            raise CovNormError(
-                f"{annotations.file}: file_name {name!r} is not a path inside {root}. Correct it."
-            )
+            raise CovNormError(f"{file}: file_name {name!r} is not inside {root}. Correct it.")
         names.append(str(path))
     short = [n.removeprefix("data/") for n in names]
     if not (root / names[0]).exists() and (root / short[0]).exists():
@@ -232,16 +229,15 @@ def _files(annotations: Annotations, root: Path) -> list[str]:
 
 def _labels(annotations: Annotations, categories: list[int]) -> list[int]:
     index, labels = {c: i for i, c in enumerate(categories)}, []
-    for image in annotations.images:
-        category = annotations.categories_of.get(image)
-        if category is None:
-            raise CovNormError(f"{annotations.file}: image {image} has no annotation. Add one.")
-        if category not in index:
-            raise CovNormError(
-                f"{annotations.file}: category {category} of image {image} is not one of the "
-                f"{len(index)} of the training part. List it there."
-            )
-        labels.append(index[category])
+    with blame(annotations.file):
+        for image in annotations.images:
+            category = annotations.categories_of.get(image)
+            if category is None:
+                raise CovNormError(f"image {image} has no annotation. Add one.")
+            if category not in index:
+                where = f"category {category} of image {image}"
+                raise CovNormError(f"{where} is not in the training part. List it there.")
+            labels.append(index[category])
     return labels
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from ..errors import CovNormError, choices
 from ..records import blame
-from .cache import Row, Rows, cache_in_use, collect_rows, load_rows, map_in_order, pixel_hash
+from .cache import Row, cache_in_use, collect_rows, load_rows, map_in_order, pixel_hash
 from .image_files import MIN_SIDE, ImageError, image_size, load_image
-from .images import FITS, fit_image
+from .images import FITS, check_integer, fit_image
 from .source import Source
 from .splits import Items, first_few
 
@@ -111,14 +111,17 @@ def decode(
         if progress:
             progress(done, total)
 
-    def results(job: _SplitJob) -> Iterator[Row | str]:
+    def results(job: _SplitJob) -> Iterator[Row | ImageError]:
         for result in map_in_order(pool, job.read, len(job.items)):
             if strict and isinstance(result, ImageError):
                 raise CovNormError(f"{source.path}: {result}")
-            yield result.reason if isinstance(result, ImageError) else result
+            yield result
             advance()
 
-    decoded: dict[str, Rows] = {}
+    splits: dict[str, Images] = {}
+    contents: dict[str, Iterable[tuple[bytes, str]]] = {}
+    unreadable: list[tuple[str, str]] = []
+    digest = hashlib.sha256(json.dumps(source.classes).encode())
     with ThreadPoolExecutor(workers or _cores()) as pool, cache_in_use(folder) as writable:
         for split, items in source.splits.items():
             job = _SplitJob(source, items, size, fit)
@@ -128,17 +131,13 @@ def decode(
                 advance(len(items))
             else:
                 rows = collect_rows(results(job), job.shape, file if writable else None)
-            decoded[split] = rows
-    splits = {}
-    unreadable: list[tuple[str, str]] = []
-    digest = hashlib.sha256(json.dumps(source.classes).encode())
-    for split, (x, hashes, bad) in decoded.items():
-        names, labels = source.splits[split].names, source.splits[split].labels
-        good = [i for i in range(len(names)) if i not in bad]
-        y = torch.tensor([labels[i] for i in good], dtype=torch.int64)
-        splits[split] = Images(_tensor(x), y, tuple(names[i] for i in good))
-        unreadable += [(names[i], reason) for i, reason in bad.items()]
-        digest.update(f"{split} {x.shape}".encode() + b"".join(hashes) + y.numpy().tobytes())
+            x, hashes, bad = rows
+            good = [i for i in range(len(items)) if i not in bad]
+            y = torch.tensor([items.labels[i] for i in good], dtype=torch.int64)
+            splits[split] = Images(_tensor(x), y, tuple(items.names[i] for i in good))
+            contents[split] = zip(hashes, splits[split].files, strict=True)
+            unreadable += [(items.names[i], reason) for i, reason in bad.items()]
+            digest.update(f"{split} {x.shape}".encode() + b"".join(hashes) + y.numpy().tobytes())
     with blame(source.path):
         _check_unreadable(splits, source.classes, unreadable, limit)
     return Decoded(
@@ -147,7 +146,7 @@ def decode(
         size,
         fit,
         tuple(unreadable),
-        duplicates({s: zip(decoded[s].hashes, splits[s].files, strict=True) for s in splits}),
+        duplicates(contents),
         digest.hexdigest(),
         () if writable or not folder else (f"{folder} is read-only: nothing is cached there",),
     )
@@ -174,10 +173,9 @@ def duplicates(
 def _check(fit: str, size: object, size_limit: object, workers: object, limit: float) -> None:
     if fit not in FITS:
         raise CovNormError(f"fit={fit!r}: {choices(fit, FITS)}")
-    settings = (("size", size, MIN_SIDE), ("size_limit", size_limit, MIN_SIDE))
-    for name, value, least in (*settings, ("workers", workers, 1)):
-        if value is not None and not (isinstance(value, int) and value >= least):
-            raise CovNormError(f"{name}={value!r}: must be an integer, {least} or more")
+    for name, value in (("size", size), ("size_limit", size_limit), ("workers", workers)):
+        if value is not None:
+            check_integer(name, value, 1 if name == "workers" else MIN_SIDE)
     if not 0 <= limit <= 1:
         raise CovNormError(f"limit={limit!r}: must be a share from 0 to 1")
 

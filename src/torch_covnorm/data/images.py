@@ -27,8 +27,9 @@ def resize(image: Tensor, n: int) -> Tensor:
     Bilinear with antialiasing; the longer side is rounded down. For uint8 on the CPU the result is
     Pillow's, except that about one pixel in a hundred differs by one level.
     """
-    _check_image(image)
-    _check_size(n)
+    check_integer("size", n)
+    if image.ndim != 3 or 0 in image.shape:
+        raise CovNormError(f"an image is {tuple(image.shape)}: must be (c, h, w)")
     h, w = image.shape[-2:]
     if min(h, w) == n:
         return image
@@ -92,10 +93,8 @@ def prepare(
     to 1, one number for all channels or one per channel.
     """
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise CovNormError(
-            f"images are {images.dtype} {tuple(images.shape)}: must be uint8 (n, 3, h, w), "
-            "as load_sample returns them"
-        )
+        got = f"{images.dtype} {tuple(images.shape)}"
+        raise CovNormError(f"images are {got}: must be uint8 (n, 3, h, w), as in load_sample")
     layout = torch.channels_last if channels_last else torch.contiguous_format
     x = _interpolate(images.float(), (size, size))
     return normalise(x, mean, std).contiguous(memory_format=layout)
@@ -109,11 +108,9 @@ def channel_statistics(images: Iterable[Tensor]) -> Statistics:
     """
     n, sums, squares = 0, torch.zeros(3).long(), torch.zeros(3).long()
     for image in images:
-        _check_image(image)
-        if image.dtype != torch.uint8 or len(image) != 3:
-            raise CovNormError(
-                f"an image is {image.dtype} {tuple(image.shape)}: statistics need uint8 (3, h, w)"
-            )
+        if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3 or 0 in image.shape:
+            got = f"{image.dtype} {tuple(image.shape)}"
+            raise CovNormError(f"an image is {got}: statistics need uint8 (3, h, w)")
         x = image.flatten(1).long().cpu()
         n += x.shape[1]
         sums += x.sum(1)
@@ -178,9 +175,8 @@ class Augment:
 
     def __post_init__(self) -> None:
         if self.crop is not None:
-            _check_size(self.crop)
-        if not isinstance(self.padding, int) or self.padding < 0:
-            raise CovNormError(f"padding={self.padding!r}: must be an integer, 0 or more")
+            check_integer("crop", self.crop)
+        check_integer("padding", self.padding, 0)
         if self.fill not in FILLS:
             raise CovNormError(f"fill={self.fill!r}: {choices(self.fill, FILLS)}")
         if not 0 <= self.flip <= 1:
@@ -213,9 +209,8 @@ class Augment:
                 f"{self.padding}. Use a smaller crop or more padding."
             )
         if self.fill == "reflect" and self.padding >= side:
-            raise CovNormError(
-                f"padding={self.padding} cannot reflect images {side} pixels {direction}. Use less."
-            )
+            images = f"images {side} pixels {direction}"
+            raise CovNormError(f"padding={self.padding} cannot reflect {images}. Use less.")
         index = torch.randint(room + 1, (n, 1)) + torch.arange(size)
         if self.fill == "zeros":
             return index
@@ -229,23 +224,17 @@ def _interpolate(x: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(x, size=size, mode="bilinear", antialias=True)
 
 
-def _check_image(image: Tensor) -> None:
-    if image.ndim != 3 or 0 in image.shape:
-        raise CovNormError(f"an image is {tuple(image.shape)}: must be (c, h, w)")
-
-
-def _check_size(n: object) -> None:
-    if not isinstance(n, int) or n < 1:
-        raise CovNormError(f"size {n!r}: must be an integer number of pixels, 1 or more")
+def check_integer(name: str, value: object, least: int = 1) -> None:
+    """Raise an error unless the value is an integer, `least` or more."""
+    if not isinstance(value, int) or value < least:
+        raise CovNormError(f"{name}={value!r}: must be an integer, {least} or more")
 
 
 def _crop(image: Tensor, n: int, choose: Callable[[int], int]) -> Tensor:
     """Crop n × n pixels. `choose` gets the pixels to leave out per side, and returns the first."""
-    _check_size(n)
+    check_integer("size", n)
     h, w = image.shape[-2:]
     if min(h, w) < n:
-        raise CovNormError(
-            f"an image of {h} × {w} is too small for a crop of {n}. Resize it first."
-        )
+        raise CovNormError(f"an image of {h} × {w} is too small for a crop of {n}. Resize it.")
     top, left = choose(h - n), choose(w - n)
     return image[..., top : top + n, left : left + n]

@@ -121,21 +121,19 @@ def _read_folder(root: Path) -> Contents:
 def _split_folders(root: Path, ignored: Counter[str]) -> dict[str, str]:
     """Return ``{folder: split}``, or ``{"": "train"}`` if the root holds the classes."""
     top = _subfolders(root, Counter())
-    named = {n: SYNONYMS[n.casefold()] for n in top if n.casefold() in SYNONYMS}
-    trains = [n for n, split in named.items() if split == "train"]
-    if not named or (
-        len(named) < len(top) and not any(_subfolders(root / n, Counter()) for n in trains)
-    ):
+    named = {split: [n for n in top if SYNONYMS.get(n.casefold()) == split] for split in SPLITS}
+    others = len(top) - sum(map(len, named.values()))
+    nested = any(_subfolders(root / n, Counter()) for n in named["train"])
+    if others == len(top) or (others and not nested):
         return {"": "train"}
-    for split, n in Counter(named.values()).items():
-        if n > 1:
-            same = [n for n in named if named[n] == split]
+    for same in named.values():
+        if len(same) > 1:
             raise CovNormError(f"has {first_few(same)}, which mean the same. Keep one of them.")
-    if not trains:
-        raise CovNormError(f"has {first_few(list(named))} but no train/. {ACCEPTED}")
+    if not named["train"]:
+        raise CovNormError(f"has {first_few(top)} but no train/. {ACCEPTED}")
     _subfolders(root, ignored)
-    ignored["folders beside train/"] += len(top) - len(named)
-    return {n: split for split in SPLITS for n in named if named[n] == split}
+    ignored["folders beside train/"] += others
+    return {names[0]: split for split, names in named.items() if names}
 
 
 def _subfolders(folder: Path, ignored: Counter[str]) -> list[str]:

@@ -105,9 +105,7 @@ def _columns(lines: list[tuple[int, list[str]]]) -> tuple[dict[str, int], int, i
     second = lines[1][1] if len(lines) > 1 else lines[0][1]
     if not has_image_ending(first[0]) and any(map(has_image_ending, second)):
         path, label = (" or ".join(COLUMNS[column]) for column in ("path", "label"))
-        raise CovNormError(
-            f"line 1 has no known column names. Name one column {path}, and another {label}."
-        )
+        raise CovNormError(f"line 1 has no known column names. Name one {path}, another {label}.")
     width = max(2, min(3, max(len(cells) for _, cells in lines)))
     return dict(zip(COLUMNS, range(width), strict=False)), width, 0
 
@@ -134,11 +132,12 @@ def read_npz(path: Path) -> Contents:
             here, missing = ("y", "x") if x is None else ("x", "y")
             raise CovNormError(f"has {here}{key} but no {missing}{key}. Add it.")
         pixels, names = _pixels(f"x{key}", x), _class_names(f"y{key}", y, known)
-        if len(pixels) != len(names):
+        n = len(names)
+        if len(pixels) != n:
             raise CovNormError(
-                f"x{key} has {len(pixels)} rows but y{key} has {len(names)}. They must match."
+                f"x{key} has {len(pixels)} rows but y{key} has {n}. Make them equal."
             )
-        parts[split] = Part([f"x{key}[{i}]" for i in range(len(names))], names, pixels)
+        parts[split] = Part([f"x{key}[{i}]" for i in range(n)], names, pixels)
         if known is None and split == "train":
             classes = sorted(set(names), key=str if y.dtype.kind in "US" else int)
     notes = [f"ignored: arrays {first_few(sorted(arrays))}"] if arrays else []
@@ -172,10 +171,8 @@ def _pixels(key: str, x: np.ndarray) -> np.ndarray:
     if x.dtype.kind == "f":
         low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
         if not (low >= 0 and high <= 1):  # or NaN
-            raise CovNormError(
-                f"{key} has values from {low:.4g} to {high:.4g}: floats must be in [0, 1]. "
-                "Scale them, or use uint8."
-            )
+            values = f"{key} has values from {low:.4g} to {high:.4g}"
+            raise CovNormError(f"{values}: floats must be in [0, 1]. Scale them, or use uint8.")
         scaled = np.empty(x.shape, np.uint8)
         for row, to in zip(x, scaled, strict=True):  # row by row, to save memory
             to[:] = np.rint(row.astype(np.float32) * 255)
@@ -198,6 +195,6 @@ def _class_names(key: str, y: np.ndarray, known: list[str] | None = None) -> lis
     wrong = sorted(set(values) - names.keys())
     if wrong:
         raise CovNormError(
-            f"{key} has label {first_few(wrong)}, which is not one of the {len(known)} classes"
+            f"{key}: label {first_few(wrong)} is not one of the {len(known)} classes"
         )
     return [names[value] for value in values]

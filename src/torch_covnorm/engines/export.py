@@ -197,9 +197,7 @@ def _onnx(merged: nn.Module, x: Tensor, about: dict[str, Any]) -> Built:
     onnx, onnxruntime = _packages()
     size = sum(t.nbytes for t in merged.state_dict().values())
     if size > ONNX_LIMIT:
-        raise CovNormError(
-            f"the weights have {size:,} bytes, but an ONNX file must be below 2 GB. Use to='torch'."
-        )
+        raise CovNormError(f"weights of {size:,} bytes: ONNX must be below 2 GB. Use to='torch'.")
     program = _program(merged, x)
     with _exporter_errors(f"torch.onnx cannot export {type(merged).__name__}"):
         exported = torch.onnx.export(
