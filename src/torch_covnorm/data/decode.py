@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from .splits import Items, first_few
 
 VERSION = 1  # of the files in a cache
 SAMPLE = 200  # images used to choose the size
+Pairs = tuple[tuple[str, str], ...]
 
 
 class Images(NamedTuple):
@@ -58,8 +59,8 @@ class Decoded:
     classes: tuple[str, ...]
     size: int
     fit: str
-    unreadable: tuple[tuple[str, str], ...]
-    duplicates: tuple[tuple[str, str], ...]
+    unreadable: Pairs
+    duplicates: Pairs
     digest: str
     notes: tuple[str, ...]
 
@@ -131,30 +132,22 @@ def decode(
                 advance(len(items))
             else:
                 rows = collect_rows(results(job), job.shape, file if writable else None)
-            x, hashes, bad = rows
-            good = [i for i in range(len(items)) if i not in bad]
+            x, hashes, failed = rows
+            good = [i for i in range(len(items)) if i not in failed]
             y = torch.tensor([items.labels[i] for i in good], dtype=torch.int64)
             splits[split] = Images(_tensor(x), y, tuple(items.names[i] for i in good))
             contents[split] = zip(hashes, splits[split].files, strict=True)
-            unreadable += [(items.names[i], reason) for i, reason in bad.items()]
+            unreadable += [(items.names[i], reason) for i, reason in failed.items()]
             digest.update(f"{split} {x.shape}".encode() + b"".join(hashes) + y.numpy().tobytes())
+    notes = () if writable or not folder else (f"{folder} is read-only: nothing is cached there",)
+    bad, same = tuple(unreadable), duplicates(contents)
+    data = Decoded(splits, source.classes, size, fit, bad, same, digest.hexdigest(), notes)
     with blame(source.path):
-        _check_unreadable(splits, source.classes, unreadable, limit)
-    return Decoded(
-        splits,
-        source.classes,
-        size,
-        fit,
-        tuple(unreadable),
-        duplicates(contents),
-        digest.hexdigest(),
-        () if writable or not folder else (f"{folder} is read-only: nothing is cached there",),
-    )
+        _check_unreadable(data, limit)
+    return data
 
 
-def duplicates(
-    splits: Mapping[str, Iterable[tuple[Hashable, str]]],
-) -> tuple[tuple[str, str], ...]:
+def duplicates(splits: Mapping[str, Iterable[tuple[Hashable, str]]]) -> Pairs:
     """Return pairs (file, later file) of equal content in two splits, given (content, file).
 
     A file is paired with the first equal file of every earlier split.
@@ -180,23 +173,17 @@ def _check(fit: str, size: object, size_limit: object, workers: object, limit: f
         raise CovNormError(f"limit={limit!r}: must be a share from 0 to 1")
 
 
-def _check_unreadable(
-    splits: Mapping[str, Images],
-    classes: Sequence[str],
-    unreadable: Sequence[tuple[str, str]],
-    limit: float,
-) -> None:
-    bad = len(unreadable)
-    total = bad + sum(len(images.y) for images in splits.values())
-    examples = first_few([f"{file}: {reason}" for file, reason in unreadable], "; ", str)
+def _check_unreadable(data: Decoded, limit: float) -> None:
+    bad = len(data.unreadable)
+    total = bad + sum(len(images.y) for images in data.splits.values())
+    examples = first_few([f"{file}: {reason}" for file, reason in data.unreadable], "; ", str)
     if bad > limit * total:
         raise CovNormError(
             f"{bad} of {total} images cannot be read, more than {limit:.0%} (limit). Restore or "
             f"remove them: {examples}"
         )
-    left = {f"split {split!r}": len(images.y) for split, images in splits.items()}
-    counts = splits["train"].y.bincount(minlength=len(classes)).tolist()
-    left |= {f"class {c!r} in train": n for c, n in zip(classes, counts, strict=True)}
+    left = {f"split {split!r}": len(images.y) for split, images in data.splits.items()}
+    left |= {f"class {name!r} in train": n for name, n in data.balance()["train"].items()}
     for group, n in left.items():
         if n == 0:
             raise CovNormError(f"{group} has no readable image. Add one. Unreadable: {examples}")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import CovNormError, choices
 
+PerChannel = float | Sequence[float]
 Statistics = tuple[list[float], list[float]]
 FITS = ("squash", "crop")
 FILLS = ("zeros", "reflect")
@@ -68,9 +69,7 @@ def fit_image(image: Tensor, size: int, fit: str = "squash") -> Tensor:
     return _interpolate(image[None].contiguous(), (size, size))[0].contiguous()
 
 
-def normalise(
-    images: Tensor, mean: float | Sequence[float], std: float | Sequence[float]
-) -> Tensor:
+def normalise(images: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
     """Return ``(x / 255 - mean) / std`` per channel as float32: (…, 3, h, w) → (…, 3, h, w)."""
     shift, scale = (
         torch.as_tensor(v, dtype=torch.float32, device=images.device).reshape(-1, 1, 1)
@@ -80,12 +79,7 @@ def normalise(
 
 
 def prepare(
-    images: Tensor,
-    size: int,
-    mean: float | Sequence[float],
-    std: float | Sequence[float],
-    *,
-    channels_last: bool = False,
+    images: Tensor, size: int, mean: PerChannel, std: PerChannel, *, channels_last: bool = False
 ) -> Tensor:
     """Resize and normalise a batch: uint8 (n, 3, h, w) → float32 (n, 3, size, size).
 

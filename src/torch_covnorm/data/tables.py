@@ -76,12 +76,8 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
     line = 1
     try:
         # The comma is last and loses ties, because it also occurs inside names.
-        reader = csv.reader(
-            io.StringIO(text, newline=""),
-            delimiter=max("\t;,", key=regular),
-            skipinitialspace=True,
-            strict=True,
-        )
+        separator, stream = max("\t;,", key=regular), io.StringIO(text, newline="")
+        reader = csv.reader(stream, delimiter=separator, skipinitialspace=True, strict=True)
         rows = []
         for cells in reader:
             if any(cell.strip() for cell in cells):
