@@ -109,8 +109,7 @@ class EfficientNetLite0(nn.Module):
             state = renamed(state, _PUBLISHED)
         if "conv_stem.weight" not in state:
             return None
-        net = cls(len(state.get("classifier.weight", range(1000))))
-        return loaded(net, state, "classifier")  # None for Lite1 to Lite4
+        return loaded(cls, state, "classifier")  # None for Lite1 to Lite4
 
 
 # Layer names of the package of weights, and ours.

@@ -14,6 +14,7 @@ from ..errors import CovNormError
 from ..records import blame, write_file
 
 File = str | os.PathLike[str]
+Integers = Sequence[int] | Any  # or a tensor
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,7 @@ def read_predictions(file: File) -> list[tuple[int, int]]:
 
 
 def write_predictions(
-    file: File,
-    image_ids: Sequence[int] | Any,
-    labels: Sequence[int] | Any,
-    categories: Sequence[int] | None = None,
+    file: File, image_ids: Integers, labels: Integers, categories: Sequence[int] | None = None
 ) -> Path:
     """Write ``[{"image_id", "category_id"}, …]`` from lists or tensors (n,) of integers.
 
@@ -87,9 +85,9 @@ def write_predictions(
     if len(set(ids)) < len(ids):
         raise CovNormError(f"{path}: not written, because an image id occurs twice")
     if categories is not None:
-        wrong = [v for v in values if not 0 <= v < len(categories)]
-        if wrong:
-            raise CovNormError(f"{path}: label {wrong[0]}, but there are {len(categories)} classes")
+        for v in values:
+            if not 0 <= v < len(categories):
+                raise CovNormError(f"{path}: label {v}, but there are {len(categories)} classes")
         values = [categories[v] for v in values]
     write_json(path, [{"image_id": i, "category_id": c} for i, c in zip(ids, values, strict=True)])
     return path

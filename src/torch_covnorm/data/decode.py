@@ -91,9 +91,8 @@ def decode(
             rounded up to a multiple of 32, between 64 and `size_limit`.
         fit: "squash" or "crop", as in `fit_image`.
         size_limit: the largest side to choose by default: the size the backbone was trained with.
-        cache: a folder for the pixels, one .npy per split. The name of a file depends on the place,
-            sizes and times of the image files. The next call maps it into memory. By default all
-            pixels are kept in memory.
+        cache: a folder for the pixels, one .npy per split, which the next call maps into memory. It
+            depends on the place, sizes and times of the image files. By default memory is used.
         workers: threads, by default one per core.
         limit: share of the images that may be unreadable. These are left out. More are an error,
             and so is a split, or a class in train, without any readable image.

@@ -182,7 +182,7 @@ class Augment:
             raise CovNormError(f"images are {tuple(images.shape)}: must be a batch (n, c, h, w)")
         n, c, h, w = images.shape
         last = images.is_contiguous(memory_format=torch.channels_last)
-        layout = torch.channels_last if last and not images.is_contiguous() else None
+        last = last and not images.is_contiguous()
         rows, cols = self._positions(n, h, "high"), self._positions(n, w, "wide")
         cols = torch.where(torch.rand(n, 1) < self.flip, cols.flip(1), cols)
         if self.padding and self.fill == "zeros":
@@ -191,7 +191,7 @@ class Augment:
         index = (rows[:, :, None] * images.shape[3] + cols[:, None, :]).flatten(1)
         index = index[:, None].expand(-1, c, -1).to(images.device)
         out = images.flatten(2).gather(2, index).unflatten(2, (rows.shape[1], cols.shape[1]))
-        return out.contiguous(memory_format=layout or torch.contiguous_format)
+        return out.contiguous(memory_format=torch.channels_last) if last else out
 
     def _positions(self, n: int, side: int, direction: str) -> Tensor:
         """Return the pixels of each sample along one side (n, crop); those of zeros are padded."""

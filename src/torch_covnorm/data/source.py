@@ -50,13 +50,13 @@ def read_source(path: str | os.PathLike[str], *, seed: int = 0) -> Source:
     """Find the images and classes at a path.
 
     A folder has one subfolder of images per class, or ``train/``, ``val/`` (``valid/``,
-    ``validation/``) and ``test/`` folders of that form. It has splits if it contains nothing else,
-    or if its ``train/`` has subfolders. Folders inside a class belong to it. Links are followed.
+    ``validation/``) and ``test/`` folders of that form, which count as splits if there is nothing
+    else or ``train/`` has subfolders. Folders inside a class belong to it. Links are followed.
     Hidden files and files without the ending of an image are left out, with a note.
 
-    A .csv has ``path,label`` or ``path,label,split``, separated by commas, semicolons or tabs.
-    Paths are relative to its folder. With a header, columns are found by name: path, file, filename
-    or image; label, class or target; split.
+    A .csv has ``path,label[,split]``, separated by commas, semicolons or tabs, with paths relative
+    to its folder. A header may name the columns: path, file, filename or image; label, class or
+    target; split.
 
     An .npz has ``x_train`` and ``y_train``, optionally ``x_val``, ``y_val``, ``x_test`` and
     ``y_test``; or ``x`` and ``y``; and optionally ``classes``. x is uint8 or float in [0, 1]:

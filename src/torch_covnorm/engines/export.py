@@ -66,9 +66,8 @@ def export(
     """Write a domain as one file, and a JSON file that describes its input and output.
 
     Args:
-        out: the file, or, without the ending of the format, a folder for a file with the name of
-            the domain. The JSON of ``flowers.onnx`` is ``flowers.onnx.json``. For "domain": a
-            folder for a subfolder with the name of the domain.
+        out: the file, or a folder for a file (for "domain", a subfolder) with the name of the
+            domain. The JSON of ``flowers.onnx`` is ``flowers.onnx.json``.
         to: "torch", the merged network as a torch.export program (.pt2); "onnx"; "state-dict", its
             weights (.safetensors) with the backbone's key names, or with an `own` module those of
             ``nn.Sequential(backbone, own)``; "domain", a folder for `load_domain`, with the basis
@@ -145,10 +144,8 @@ def _input_shape(net: MultiDomainNetwork, domain: Domain, size: Any) -> tuple[in
         size = domain.preprocessing.get("size")
     sides = size if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(type(s) is int and s > 0 for s in sides):
-        raise CovNormError(
-            f"domain {domain.name!r}: no valid input size ({size!r}) in its preprocessing or in "
-            "size=. Set size= in pixels, n or (h, w)."
-        )
+        where = f"domain {domain.name!r}: its input size is {size!r}"
+        raise CovNormError(f"{where}. Set size= in pixels, n or (h, w).")
     return (stem.in_channels, *sides)
 
 
@@ -285,10 +282,8 @@ def _logits(net: MultiDomainNetwork, name: str, x: Tensor) -> Tensor:
     with eval_mode(net.backbone, net.domain(name)):
         y = net(x.to(anchor.device, anchor.dtype), domain=name)
     if not isinstance(y, Tensor) or len(y) != len(x):
-        raise CovNormError(
-            f"domain {name!r} returns a {type(y).__name__}: only networks that return one tensor "
-            "(n, …) can be exported. Use to='domain'."
-        )
+        got = f"domain {name!r} returns a {type(y).__name__}"
+        raise CovNormError(f"{got}: only one tensor (n, …) can be exported. Use to='domain'.")
     if not y.isfinite().all():
         raise CovNormError(f"domain {name!r} returns NaN or Inf for random images. Retrain it.")
     return y.cpu().float()
