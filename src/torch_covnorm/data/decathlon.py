@@ -5,8 +5,7 @@ The unpacked archive::
     decathlon-1.0/annotations/<dataset>_{train,val,test_stripped}.json    COCO-style
     decathlon-1.0/data/<dataset>/<part>/…/000001.jpg                      shorter side 72
 
-Annotation files name images relative to the archive's root (``data/aircraft/train/…``). Archives of
-other datasets in this layout work too.
+Image names are relative to the archive's root. Other datasets in this layout work too.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ RULES = {"gtsrb": WHOLE, "omniglot": WHOLE, "svhn": WHOLE}
 class Split(Dataset[tuple[Tensor, int]]):
     """One part of one dataset: (image float32 (3, crop, crop), label), in the order of the file.
 
-    For test, which has no labels, the second item is the image id, for `write_predictions`. A label
-    is an index into `categories` (category ids) and `classes` (their names). Mean and std are those
-    of the training images per channel, on a scale of 0 to 1.
+    For test the second item is the image id, for `write_predictions`. A label is an index into
+    `categories` (category ids) and `classes` (their names). Mean and std are those of the training
+    images per channel, on a scale of 0 to 1.
     """
 
     files: list[str]

@@ -59,8 +59,7 @@ def random_flip(image: Tensor, p: float = 0.5) -> Tensor:
 def fit_image(image: Tensor, size: int, fit: str = "squash") -> Tensor:
     """Resize to a square: uint8 (3, h, w) → uint8 (3, size, size), bilinear with antialiasing.
 
-    "squash" uses the whole image and changes its aspect ratio. "crop" uses the square in its
-    middle.
+    "squash" uses the whole image and changes its aspect ratio, "crop" the square in its middle.
     """
     if fit not in FITS:
         raise CovNormError(f"fit={fit!r}: {choices(fit, FITS)}")
@@ -152,8 +151,7 @@ class Rule:
 class Augment:
     """Random crop and flip of a batch, drawn separately for every sample.
 
-    Use ``Augment(crop=64)``, or ``Augment(padding=4)`` if the images are small already. Pass an
-    instance to a training loop as ``augment=``.
+    Pass ``Augment(crop=64)``, or for small images ``Augment(padding=4)``, as ``augment=``.
 
     Args:
         crop: side of the result in pixels; None keeps the size of the images, for use with padding.
@@ -189,12 +187,12 @@ class Augment:
             images = F.pad(images, [self.padding] * 4)
         # One gather does crop and flip. It is faster than a loop and works in any dtype.
         index = (rows[:, :, None] * images.shape[3] + cols[:, None, :]).flatten(1)
-        index = index[:, None].expand(-1, c, -1).to(images.device)
+        index = index.to(images.device)[:, None].expand(-1, c, -1)
         out = images.flatten(2).gather(2, index).unflatten(2, (rows.shape[1], cols.shape[1]))
         return out.contiguous(memory_format=torch.channels_last) if last else out
 
     def _positions(self, n: int, side: int, direction: str) -> Tensor:
-        """Return the pixels of each sample along one side (n, crop); those of zeros are padded."""
+        """Return the pixels of each sample along one side (n, crop), with padded zeros counted."""
         size = side if self.crop is None else self.crop
         room = side + 2 * self.padding - size
         if room < 0:

@@ -144,8 +144,8 @@ def _input_shape(net: MultiDomainNetwork, domain: Domain, size: Any) -> tuple[in
         size = domain.preprocessing.get("size")
     sides = size if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(type(s) is int and s > 0 for s in sides):
-        where = f"domain {domain.name!r}: its input size is {size!r}"
-        raise CovNormError(f"{where}. Set size= in pixels, n or (h, w).")
+        problem = f"domain {domain.name!r} has no valid input size ({size!r})"
+        raise CovNormError(f"{problem}. Set size= in pixels, n or (h, w).")
     return (stem.in_channels, *sides)
 
 
