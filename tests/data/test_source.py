@@ -396,9 +396,12 @@ BAD_ARRAYS = {
     "one-hot labels": ({"x": NOISE, "y": np.eye(3, dtype=int)[LABELS]}, r"y is int64 \(12, 3\)"),
     "label outside": (
         {"x": NOISE, "y": LABELS, "classes": ["a", "b"]},
-        "label 2, which is not one",
+        "label 2 is not one of the 2 classes",
     ),
-    "label below": ({"x": NOISE, "y": LABELS - 1, "classes": ["a", "b"]}, "label -1, which is not"),
+    "label below": (
+        {"x": NOISE, "y": LABELS - 1, "classes": ["a", "b"]},
+        "label -1 is not one of the 2 classes",
+    ),
     "classes twice": ({"x": NOISE, "y": LABELS, "classes": list("aba")}, "a name twice"),
     "class that train lacks": (
         {"x": NOISE, "y": LABELS % 2, "x_test": NOISE, "y_test": LABELS},

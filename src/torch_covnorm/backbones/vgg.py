@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -32,9 +33,9 @@ class VGG16(nn.Module):
         for channels in CHANNELS:
             if channels == 0:
                 layers.append(nn.MaxPool2d(2))
-                continue
-            layers += [nn.Conv2d(d, channels, 3, padding=1), nn.ReLU(inplace=True)]
-            d = channels
+            else:
+                layers += [nn.Conv2d(d, channels, 3, padding=1), nn.ReLU(inplace=True)]
+                d = channels
         self.features = nn.Sequential(*layers)
         self.avgpool = nn.AdaptiveAvgPool2d(7 if fc else 1)
         if fc:
@@ -66,5 +67,4 @@ class VGG16(nn.Module):
         if state.get("features.0.weight", torch.empty(0)).shape != (64, 3, 3, 3):
             return None
         fc = "classifier.0.weight" in state
-        head = "classifier.6" if fc else "classifier"
-        return loaded(cls(fc, len(state.get(f"{head}.weight", range(1000)))), state, head)
+        return loaded(partial(cls, fc), state, "classifier.6" if fc else "classifier")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,8 +30,18 @@ def read_state_dict(file: Path) -> dict[str, Tensor]:
     return {str(k).removeprefix("module."): v for k, v in state.items()}
 
 
-def loaded(net: Net, state: dict[str, Tensor], head: str) -> Net | None:
-    """Load a state dict, which may lack the head. Return None if it is that of another network."""
+def renamed(state: dict[str, Tensor], layers: dict[str, str]) -> dict[str, Tensor]:
+    """Rename the layers of a state dict that are keys of `layers`."""
+    split = ((*key.rpartition(".")[::2], tensor) for key, tensor in state.items())
+    return {f"{layers.get(layer, layer)}.{end}": tensor for layer, end, tensor in split}
+
+
+def loaded(make: Callable[[int], Net], state: dict[str, Tensor], head: str) -> Net | None:
+    """Make a network for the classes of a state dict, and load it. The state may lack the head.
+
+    Return None if it is that of another network.
+    """
+    net = make(len(state.get(f"{head}.weight", range(1000))))
     current = net.state_dict()
     if any(k in current and v.shape != current[k].shape for k, v in state.items()):
         return None

@@ -14,6 +14,7 @@ from ..errors import CovNormError
 from ..records import blame, write_file
 
 File = str | os.PathLike[str]
+Integers = Sequence[int] | Any  # or a tensor
 
 
 @dataclass(frozen=True)
@@ -36,43 +37,43 @@ def read_annotations(file: File) -> Annotations:
     """Read images, annotations and categories of a COCO-style file; the last two are optional."""
     path = Path(file)
     data = read_json(path)
-    if not isinstance(data, dict) or "images" not in data:
-        raise CovNormError(f"{path}: not an annotation file: it must be an object with 'images'")
     images: dict[int, str] = {}
-    for entry in _entries(path, data["images"], "images"):
-        key, name = _integer(path, entry, "id"), entry.get("file_name")
-        if not isinstance(name, str):
-            raise CovNormError(f"{path}: image {key} has no file_name. Add it.")
-        if key in images:
-            raise CovNormError(f"{path}: image id {key} occurs twice. Keep one.")
-        images[key] = name
     categories_of: dict[int, int] = {}
-    for entry in _entries(path, data.get("annotations", []), "annotations"):
-        key = _integer(path, entry, "image_id")
-        if key not in images:
-            raise CovNormError(f"{path}: an annotation is for image {key}, which is not listed")
-        if key in categories_of:
-            raise CovNormError(f"{path}: image {key} has two annotations. Keep one.")
-        categories_of[key] = _integer(path, entry, "category_id")
-    categories = _entries(path, data.get("categories", []), "categories")
-    names = {_integer(path, c, "id"): str(c.get("name", c["id"])) for c in categories}
-    if len(names) < len(categories):
-        raise CovNormError(f"{path}: a category id occurs twice. Keep one.")
+    with blame(path):
+        if not isinstance(data, dict) or "images" not in data:
+            raise CovNormError("not an annotation file: it must be an object with 'images'")
+        for entry in _entries(data["images"], "images"):
+            key, name = _integer(entry, "id"), entry.get("file_name")
+            if not isinstance(name, str):
+                raise CovNormError(f"image {key} has no file_name. Add it.")
+            if key in images:
+                raise CovNormError(f"image id {key} occurs twice. Keep one.")
+            images[key] = name
+        for entry in _entries(data.get("annotations", []), "annotations"):
+            key = _integer(entry, "image_id")
+            if key not in images:
+                raise CovNormError(f"an annotation is for image {key}, which is not listed")
+            if key in categories_of:
+                raise CovNormError(f"image {key} has two annotations. Keep one.")
+            categories_of[key] = _integer(entry, "category_id")
+        categories = _entries(data.get("categories", []), "categories")
+        names = {_integer(c, "id"): str(c.get("name", c["id"])) for c in categories}
+        if len(names) < len(categories):
+            raise CovNormError("a category id occurs twice. Keep one.")
     return Annotations(path, images, categories_of, names)
 
 
 def read_predictions(file: File) -> list[tuple[int, int]]:
     """Read a list of ``{"image_id", "category_id"}`` as pairs."""
     path = Path(file)
-    entries = _entries(path, read_json(path), "predictions")
-    return [(_integer(path, e, "image_id"), _integer(path, e, "category_id")) for e in entries]
+    data = read_json(path)
+    with blame(path):
+        entries = _entries(data, "predictions")
+        return [(_integer(e, "image_id"), _integer(e, "category_id")) for e in entries]
 
 
 def write_predictions(
-    file: File,
-    image_ids: Sequence[int] | Any,
-    labels: Sequence[int] | Any,
-    categories: Sequence[int] | None = None,
+    file: File, image_ids: Integers, labels: Integers, categories: Sequence[int] | None = None
 ) -> Path:
     """Write ``[{"image_id", "category_id"}, …]`` from lists or tensors (n,) of integers.
 
@@ -84,9 +85,9 @@ def write_predictions(
     if len(set(ids)) < len(ids):
         raise CovNormError(f"{path}: not written, because an image id occurs twice")
     if categories is not None:
-        wrong = [v for v in values if not 0 <= v < len(categories)]
-        if wrong:
-            raise CovNormError(f"{path}: label {wrong[0]}, but there are {len(categories)} classes")
+        for v in values:
+            if not 0 <= v < len(categories):
+                raise CovNormError(f"{path}: label {v}, but there are {len(categories)} classes")
         values = [categories[v] for v in values]
     write_json(path, [{"image_id": i, "category_id": c} for i, c in zip(ids, values, strict=True)])
     return path
@@ -94,12 +95,8 @@ def write_predictions(
 
 def read_json(file: Path) -> Any:
     """Read a JSON file; errors name the file."""
-    try:
+    with blame(file):
         return json.loads(file.read_bytes())
-    except OSError as error:
-        raise CovNormError(f"{file}: cannot be read ({error.strerror or error})") from error
-    except (ValueError, RecursionError) as error:
-        raise CovNormError(f"{file}: not valid JSON ({error}). Restore it from a copy.") from error
 
 
 def write_json(file: Path, data: object) -> None:
@@ -109,20 +106,20 @@ def write_json(file: Path, data: object) -> None:
         write_file(file, json.dumps(data, allow_nan=False).encode())
 
 
-def _entries(file: Path, data: Any, name: str) -> list[dict[str, Any]]:
+def _entries(data: Any, name: str) -> list[dict[str, Any]]:
     if not isinstance(data, list):
-        raise CovNormError(f"{file}: {name} must be a list, not {type(data).__name__}")
+        raise CovNormError(f"{name} must be a list, not {type(data).__name__}")
     for entry in data:
         if not isinstance(entry, dict):
-            raise CovNormError(f"{file}: {name} must be objects, not {entry!r}")
+            raise CovNormError(f"{name} must be objects, not {entry!r}")
     return data
 
 
-def _integer(file: Path, entry: dict[str, Any], key: str) -> int:
+def _integer(entry: dict[str, Any], key: str) -> int:
     value = entry.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
         shown = {k: entry[k] for k in list(entry)[:4]}
-        raise CovNormError(f"{file}: {key!r} must be an integer in {shown}")
+        raise CovNormError(f"{key!r} must be an integer in {shown}")
     return value
 
 

@@ -1,7 +1,6 @@
 """Decoded images on disk: one .npy file per split, followed by a JSON record about its rows.
 
-A file that is not exactly as it was written is made again, so the folder may be deleted at any
-time.
+A damaged file is made again, so the folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -16,7 +16,7 @@ import secrets
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
@@ -24,9 +24,11 @@ import numpy as np
 
 from ..errors import CovNormError
 from ..records import blame, checksum
+from .image_files import ImageError
 
 LOOKAHEAD = 64  # tasks that may be ahead of the result that is taken next
 LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.npy\.[0-9a-f]{16}")
+Shape = tuple[int, ...]
 T = TypeVar("T")
 Row = tuple[np.ndarray, bytes]  # an image (3, size, size) and the hash of its pixels
 
@@ -42,47 +44,37 @@ class Rows(NamedTuple):
     unreadable: dict[int, str]
 
 
-def collect_rows(results: Iterable[Row | str], shape: tuple[int, ...], file: Path | None) -> Rows:
+def collect_rows(results: Iterable[Row | ImageError], shape: Shape, file: Path | None) -> Rows:
     """Collect the images of a split in a file, or in memory if `file` is None.
 
-    A result is an image with its hash, or why it is unreadable. `shape` is (n, 3, size, size) for
-    all n results.
+    `shape` is (n, 3, size, size) for all n results.
     """
-    hashes: list[bytes] = []
-    unreadable: dict[int, str] = {}
+    rows = Rows(np.empty(0), [], {})
 
     def images() -> Iterator[np.ndarray]:
         for i, result in enumerate(results):
-            if isinstance(result, str):
-                unreadable[i] = result
+            if isinstance(result, ImageError):
+                rows.unreadable[i] = result.reason
             else:
-                hashes.append(result[1])
+                rows.hashes.append(result[1])
                 yield result[0]
 
-    if file is None:
-        x = _in_memory(images(), shape)
-    else:
-        x = _in_file(images(), shape, file, lambda: _record(hashes, unreadable))
-    return Rows(x, hashes, unreadable)
+    x = _in_memory(images(), shape) if file is None else _in_file(images(), shape, file, rows)
+    return rows._replace(x=x)
 
 
-def _in_memory(images: Iterable[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+def _in_memory(images: Iterable[np.ndarray], shape: Shape) -> np.ndarray:
     try:
-        x, n = np.empty(shape, np.uint8), 0
+        x = np.empty(shape, np.uint8)
     except MemoryError as error:
         raise CovNormError(f"not enough memory for the images ({error}). Use a cache.") from None
-    for image in images:
-        x[n] = image
-        n += 1
+    n = 0
+    for n, image in enumerate(images, 1):
+        x[n - 1] = image
     return x[:n]
 
 
-def _in_file(
-    images: Iterable[np.ndarray],
-    shape: tuple[int, ...],
-    file: Path,
-    record: Callable[[], dict[str, Any]],
-) -> np.ndarray:
+def _in_file(images: Iterable[np.ndarray], shape: Shape, file: Path, rows: Rows) -> np.ndarray:
     """Write a file that gets its final name when it is complete, and map it into memory.
 
     It is written as a stream, because writing to a memory map on a full disk would kill the
@@ -91,18 +83,16 @@ def _in_file(
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     with blame(file):
         stream = temporary.open("xb")
-    n = 0
     try:
-        _write_header(stream, (0, *shape[1:]))
+        _write_header(stream, shape)
         for image in images:
             with blame(file):
                 stream.write(image.data)
-            n += 1
         with blame(file):
-            sealed = record()
-            stream.write(json.dumps({**sealed, "checksum": checksum(sealed)}).encode())
+            record = _record(rows.hashes, rows.unreadable)
+            stream.write(json.dumps({**record, "checksum": checksum(record)}).encode())
             stream.seek(0)
-            _write_header(stream, (n, *shape[1:]))
+            _write_header(stream, (len(rows.hashes), *shape[1:]))
             stream.close()
             temporary.replace(file)
             return open_rows(file)
@@ -112,7 +102,7 @@ def _in_file(
         temporary.unlink(missing_ok=True)
 
 
-def _write_header(stream: BinaryIO, shape: tuple[int, ...]) -> None:
+def _write_header(stream: BinaryIO, shape: Shape) -> None:
     """Write the .npy header, which numpy pads to the same length for every number of rows."""
     header = {"descr": "|u1", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, header)
@@ -124,14 +114,11 @@ def _record(hashes: list[bytes], unreadable: dict[int, str]) -> dict[str, Any]:
 
 
 def load_rows(
-    file: Path,
-    shape: tuple[int, ...],
-    pool: ThreadPoolExecutor,
-    is_unreadable: Callable[[int], bool],
+    file: Path, shape: Shape, pool: ThreadPoolExecutor, read: Callable[[int], Row | ImageError]
 ) -> Rows | None:
     """Load the rows of a file, or return None if there are none of this shape, or damaged ones.
 
-    `is_unreadable` says whether an image that could not be read then still cannot be read.
+    `read` reads an image again, to see whether one that was unreadable still is.
     """
     try:
         x = open_rows(file)
@@ -145,7 +132,7 @@ def load_rows(
             return None
         hashes = list(map_in_order(pool, lambda i: pixel_hash(rows[i]), len(rows)))
         same = record == _record(hashes, unreadable) and seal == checksum(record)
-        same = same and all(map(is_unreadable, unreadable))  # else one was repaired
+        same = same and all(isinstance(read(i), ImageError) for i in unreadable)
     except Exception:  # whatever is wrong with the file, it is made again
         return None
     return Rows(rows, hashes, unreadable) if same else None
@@ -202,12 +189,10 @@ def _is_writable(folder: Path) -> bool:
 
 def map_in_order(pool: ThreadPoolExecutor, task: Callable[[int], T], n: int) -> Iterator[T]:
     """Yield task(0), …, task(n - 1), with a bounded number of tasks in advance."""
-    waiting: deque[Future[T]] = deque()
-    for i in range(n):
-        waiting.append(pool.submit(task, i))
-        if len(waiting) > LOOKAHEAD:
-            yield waiting.popleft().result()
+    futures = (pool.submit(task, i) for i in range(n))
+    waiting = deque(itertools.islice(futures, LOOKAHEAD))
     while waiting:
+        waiting.extend(itertools.islice(futures, 1))
         yield waiting.popleft().result()
 
 

@@ -5,8 +5,7 @@ The unpacked archive::
     decathlon-1.0/annotations/<dataset>_{train,val,test_stripped}.json    COCO-style
     decathlon-1.0/data/<dataset>/<part>/…/000001.jpg                      shorter side 72
 
-Annotation files name images relative to the archive's root (``data/aircraft/train/…``). Archives of
-other datasets in this layout work too.
+Image names are relative to the archive's root. Other datasets in this layout work too.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import CovNormError, choices
+from ..records import blame
 from .annotations import Annotations, File, read_annotations, read_json, write_json
 from .image_files import read_image
 from .images import Rule, Statistics, channel_statistics, check_statistics, normalise, resize
@@ -49,9 +49,9 @@ RULES = {"gtsrb": WHOLE, "omniglot": WHOLE, "svhn": WHOLE}
 class Split(Dataset[tuple[Tensor, int]]):
     """One part of one dataset: (image float32 (3, crop, crop), label), in the order of the file.
 
-    For test, which has no labels, the second item is the image id, for `write_predictions`. A label
-    is an index into `categories` (category ids) and `classes` (their names). Mean and std are those
-    of the training images per channel, on a scale of 0 to 1.
+    For test the second item is the image id, for `write_predictions`. A label is an index into
+    `categories` (category ids) and `classes` (their names). Mean and std are those of the training
+    images per channel, on a scale of 0 to 1.
     """
 
     files: list[str]
@@ -199,15 +199,13 @@ class Decathlon:
 
 def _find(root: Path) -> Path:
     """Find the folder that contains ``annotations/``, given it, its parent or its ``data/``."""
-    inside = sorted(root.glob("*/annotations")) if root.is_dir() else []
-    places = [root, root / FOLDER, *([inside[0].parent] if len(inside) == 1 else [])]
+    inside = [folder.parent for folder in root.glob("*/annotations")]
+    places = [root, root / FOLDER, *(inside if len(inside) == 1 else [])]
     places += [root.resolve().parent] if root.name == "data" else []
     for place in places:
         if (place / "annotations").is_dir():
             return place
-    raise CovNormError(
-        f"{root}: has no annotations folder. Use the folder {FOLDER} of the unpacked archive."
-    )
+    raise CovNormError(f"{root}: no annotations folder. Use {FOLDER} of the unpacked archive.")
 
 
 def _files(annotations: Annotations, root: Path) -> list[str]:
@@ -216,13 +214,11 @@ def _files(annotations: Annotations, root: Path) -> list[str]:
     Names must stay below the root, because the file is not trusted. Links inside the archive are
     followed, because large parts are often on another disk.
     """
-    names = []
+    names, file = [], annotations.file
     for name in annotations.images.values():
         path = PurePosixPath(name)
         if not path.name or path.is_absolute() or ".." in path.parts or set(name) & set("\\:\0"):
-            raise CovNormError(
-                f"{annotations.file}: file_name {name!r} is not a path inside {root}. Correct it."
-            )
+            raise CovNormError(f"{file}: file_name {name!r} is not inside {root}. Correct it.")
         names.append(str(path))
     short = [n.removeprefix("data/") for n in names]
     if not (root / names[0]).exists() and (root / short[0]).exists():
@@ -232,16 +228,15 @@ def _files(annotations: Annotations, root: Path) -> list[str]:
 
 def _labels(annotations: Annotations, categories: list[int]) -> list[int]:
     index, labels = {c: i for i, c in enumerate(categories)}, []
-    for image in annotations.images:
-        category = annotations.categories_of.get(image)
-        if category is None:
-            raise CovNormError(f"{annotations.file}: image {image} has no annotation. Add one.")
-        if category not in index:
-            raise CovNormError(
-                f"{annotations.file}: category {category} of image {image} is not one of the "
-                f"{len(index)} of the training part. List it there."
-            )
-        labels.append(index[category])
+    with blame(annotations.file):
+        for image in annotations.images:
+            category = annotations.categories_of.get(image)
+            if category is None:
+                raise CovNormError(f"image {image} has no annotation. Add one.")
+            if category not in index:
+                where = f"category {category} of image {image}"
+                raise CovNormError(f"{where} is not in the training part. List it there.")
+            labels.append(index[category])
     return labels
 
 

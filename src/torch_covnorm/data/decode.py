@@ -9,7 +9,7 @@ import math
 import os
 import statistics
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +21,15 @@ from torch import Tensor
 
 from ..errors import CovNormError, choices
 from ..records import blame
-from .cache import Row, Rows, cache_in_use, collect_rows, load_rows, map_in_order, pixel_hash
+from .cache import Row, cache_in_use, collect_rows, load_rows, map_in_order, pixel_hash
 from .image_files import MIN_SIDE, ImageError, image_size, load_image
-from .images import FITS, fit_image
+from .images import FITS, check_integer, fit_image
 from .source import Source
-from .splits import Items
+from .splits import Items, first_few
 
 VERSION = 1  # of the files in a cache
 SAMPLE = 200  # images used to choose the size
+Pairs = tuple[tuple[str, str], ...]
 
 
 class Images(NamedTuple):
@@ -58,8 +59,8 @@ class Decoded:
     classes: tuple[str, ...]
     size: int
     fit: str
-    unreadable: tuple[tuple[str, str], ...]
-    duplicates: tuple[tuple[str, str], ...]
+    unreadable: Pairs
+    duplicates: Pairs
     digest: str
     notes: tuple[str, ...]
 
@@ -90,9 +91,8 @@ def decode(
             rounded up to a multiple of 32, between 64 and `size_limit`.
         fit: "squash" or "crop", as in `fit_image`.
         size_limit: the largest side to choose by default: the size the backbone was trained with.
-        cache: a folder for the pixels, one .npy per split. The name of a file depends on the place,
-            sizes and times of the image files. The next call maps it into memory. By default all
-            pixels are kept in memory.
+        cache: a folder for the pixels, one .npy per split, which the next call maps into memory. It
+            depends on the place, sizes and times of the image files. By default memory is used.
         workers: threads, by default one per core.
         limit: share of the images that may be unreadable. These are left out. More are an error,
             and so is a split, or a class in train, without any readable image.
@@ -111,51 +111,42 @@ def decode(
         if progress:
             progress(done, total)
 
-    def results(job: _SplitJob) -> Iterator[Row | str]:
+    def results(job: _SplitJob) -> Iterator[Row | ImageError]:
         for result in map_in_order(pool, job.read, len(job.items)):
             if strict and isinstance(result, ImageError):
                 raise CovNormError(f"{source.path}: {result}")
-            yield result.reason if isinstance(result, ImageError) else result
+            yield result
             advance()
 
-    decoded: dict[str, Rows] = {}
+    splits: dict[str, Images] = {}
+    contents: dict[str, Iterable[tuple[bytes, str]]] = {}
+    unreadable: list[tuple[str, str]] = []
+    digest = hashlib.sha256(json.dumps(source.classes).encode())
     with ThreadPoolExecutor(workers or _cores()) as pool, cache_in_use(folder) as writable:
         for split, items in source.splits.items():
             job = _SplitJob(source, items, size, fit)
             file = folder and folder / f"{job.key()}.npy"
-            rows = load_rows(file, job.shape, pool, job.is_unreadable) if file else None
+            rows = load_rows(file, job.shape, pool, job.read) if file else None
             if rows and not (strict and rows.unreadable):
                 advance(len(items))
             else:
                 rows = collect_rows(results(job), job.shape, file if writable else None)
-            decoded[split] = rows
-    splits = {}
-    unreadable: list[tuple[str, str]] = []
-    digest = hashlib.sha256(json.dumps(source.classes).encode())
-    for split, (x, hashes, bad) in decoded.items():
-        names, labels = source.splits[split].names, source.splits[split].labels
-        good = [i for i in range(len(names)) if i not in bad]
-        y = torch.tensor([labels[i] for i in good], dtype=torch.int64)
-        splits[split] = Images(_tensor(x), y, tuple(names[i] for i in good))
-        unreadable += [(names[i], reason) for i, reason in bad.items()]
-        digest.update(f"{split} {x.shape}".encode() + b"".join(hashes) + y.numpy().tobytes())
+            x, hashes, failed = rows
+            good = [i for i in range(len(items)) if i not in failed]
+            y = torch.tensor([items.labels[i] for i in good], dtype=torch.int64)
+            splits[split] = Images(_tensor(x), y, tuple(items.names[i] for i in good))
+            contents[split] = zip(hashes, splits[split].files, strict=True)
+            unreadable += [(items.names[i], reason) for i, reason in failed.items()]
+            digest.update(f"{split} {x.shape}".encode() + b"".join(hashes) + y.numpy().tobytes())
+    notes = () if writable or not folder else (f"{folder} is read-only: nothing is cached there",)
+    bad, same = tuple(unreadable), duplicates(contents)
+    data = Decoded(splits, source.classes, size, fit, bad, same, digest.hexdigest(), notes)
     with blame(source.path):
-        _check_unreadable(splits, source.classes, unreadable, limit)
-    return Decoded(
-        splits,
-        source.classes,
-        size,
-        fit,
-        tuple(unreadable),
-        duplicates({s: zip(decoded[s].hashes, splits[s].files, strict=True) for s in splits}),
-        digest.hexdigest(),
-        () if writable or not folder else (f"{folder} is read-only: nothing is cached there",),
-    )
+        _check_unreadable(data, limit)
+    return data
 
 
-def duplicates(
-    splits: Mapping[str, Iterable[tuple[Hashable, str]]],
-) -> tuple[tuple[str, str], ...]:
+def duplicates(splits: Mapping[str, Iterable[tuple[Hashable, str]]]) -> Pairs:
     """Return pairs (file, later file) of equal content in two splits, given (content, file).
 
     A file is paired with the first equal file of every earlier split.
@@ -174,32 +165,24 @@ def duplicates(
 def _check(fit: str, size: object, size_limit: object, workers: object, limit: float) -> None:
     if fit not in FITS:
         raise CovNormError(f"fit={fit!r}: {choices(fit, FITS)}")
-    settings = (("size", size, MIN_SIDE), ("size_limit", size_limit, MIN_SIDE))
-    for name, value, least in (*settings, ("workers", workers, 1)):
-        if value is not None and not (isinstance(value, int) and value >= least):
-            raise CovNormError(f"{name}={value!r}: must be an integer, {least} or more")
+    for name, value in (("size", size), ("size_limit", size_limit), ("workers", workers)):
+        if value is not None:
+            check_integer(name, value, 1 if name == "workers" else MIN_SIDE)
     if not 0 <= limit <= 1:
         raise CovNormError(f"limit={limit!r}: must be a share from 0 to 1")
 
 
-def _check_unreadable(
-    splits: Mapping[str, Images],
-    classes: Sequence[str],
-    unreadable: Sequence[tuple[str, str]],
-    limit: float,
-) -> None:
-    bad = len(unreadable)
-    total = bad + sum(len(images.y) for images in splits.values())
-    examples = "; ".join(f"{file}: {reason}" for file, reason in unreadable[:3])
-    examples += f"; and {bad - 3} more" if bad > 3 else ""
+def _check_unreadable(data: Decoded, limit: float) -> None:
+    bad = len(data.unreadable)
+    total = bad + sum(len(images.y) for images in data.splits.values())
+    examples = first_few([f"{file}: {reason}" for file, reason in data.unreadable], "; ", str)
     if bad > limit * total:
         raise CovNormError(
             f"{bad} of {total} images cannot be read, more than {limit:.0%} (limit). Restore or "
             f"remove them: {examples}"
         )
-    left = {f"split {split!r}": len(images.y) for split, images in splits.items()}
-    counts = splits["train"].y.bincount(minlength=len(classes)).tolist()
-    left |= {f"class {c!r} in train": n for c, n in zip(classes, counts, strict=True)}
+    left = {f"split {split!r}": len(images.y) for split, images in data.splits.items()}
+    left |= {f"class {name!r} in train": n for name, n in data.balance()["train"].items()}
     for group, n in left.items():
         if n == 0:
             raise CovNormError(f"{group} has no readable image. Add one. Unreadable: {examples}")
@@ -262,9 +245,6 @@ class _SplitJob(NamedTuple):
         except ImageError as error:
             return error
         return image.numpy(), pixel_hash(image.numpy())
-
-    def is_unreadable(self, i: int) -> bool:
-        return isinstance(self.read(i), ImageError)
 
 
 def _stamp(file: Path) -> tuple[int, int] | None:

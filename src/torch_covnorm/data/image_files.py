@@ -69,10 +69,8 @@ def read_image(file: ImageFile, *, name: str | None = None, smallest: int = 1) -
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
             pixels = np.stack([_upper_bits(image)] * 3, axis=-1)
         elif image.mode in ("I", "F"):
-            raise CovNormError(
-                f"pixels of mode {image.mode!r} have no fixed range. Save the image with 8 bits "
-                "per channel."
-            )
+            mode = f"pixels of mode {image.mode!r}"
+            raise CovNormError(f"{mode} have no fixed range. Save them with 8 bits per channel.")
         else:  # through RGBA, because Pillow warns about a palette with alpha
             alpha = "transparency" in image.info
             pixels = np.array((image.convert("RGBA") if alpha else image).convert("RGB"))
@@ -101,21 +99,20 @@ class _SilentPillow:
 
     def __init__(self) -> None:
         self._lock, self._readers = threading.Lock(), 0
-        self._filters = warnings.catch_warnings()
+        self._filters = contextlib.ExitStack()
 
     def __enter__(self) -> None:
         with self._lock:
-            self._readers += 1
-            if self._readers == 1:
-                self._filters = warnings.catch_warnings()
-                self._filters.__enter__()
+            if self._readers == 0:
+                self._filters.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", module=r"PIL\.")
+            self._readers += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._readers -= 1
             if self._readers == 0:
-                self._filters.__exit__(None, None, None)
+                self._filters.close()
 
 
 _SILENT = _SilentPillow()
@@ -136,23 +133,18 @@ def _opened(file: ImageFile, name: str | None = None, smallest: int = 1) -> Iter
         if not data:
             raise CovNormError("not an image: the file is empty. Restore it from a copy.")
         with _SILENT, Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            h, w = image.height, image.width
-            if h * w > MAX_PIXELS:
-                raise CovNormError(f"{h} × {w} pixels: {_TOO_LARGE}")
-            if min(h, w) < smallest:
-                raise CovNormError(
-                    f"{h} × {w} pixels: at least {smallest} per side are needed. Leave it out."
-                )
+            pixels = f"{image.height} × {image.width} pixels"
+            if image.height * image.width > MAX_PIXELS:
+                raise CovNormError(f"{pixels}: {_TOO_LARGE}")
+            if min(image.size) < smallest:
+                raise CovNormError(f"{pixels}: at least {smallest} per side are needed. Omit it.")
             yield image
     except CovNormError as error:
         raise ImageError(error, name) from None
     except Image.DecompressionBombError:
         raise ImageError(_TOO_LARGE, name) from None
     except UnidentifiedImageError:
-        reason = (
-            "not an image: the content is not JPEG, PNG, WebP, BMP, TIFF, PGM, PPM or GIF. "
-            "Convert it, or leave it out."
-        )
+        reason = f"not an image: the content is not {', '.join(FORMATS)}. Convert or remove it."
         raise ImageError(reason, name) from None
     except Exception as error:  # Pillow's decoders raise many types for damaged bytes
         reason = f"not an image that Pillow can read ({error}). Restore it from a copy."

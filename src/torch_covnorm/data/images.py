@@ -6,7 +6,7 @@ global CPU generator, so one seed gives the same images on every device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import CovNormError, choices
 
+PerChannel = float | Sequence[float]
 Statistics = tuple[list[float], list[float]]
 FITS = ("squash", "crop")
 FILLS = ("zeros", "reflect")
@@ -27,8 +28,9 @@ def resize(image: Tensor, n: int) -> Tensor:
     Bilinear with antialiasing; the longer side is rounded down. For uint8 on the CPU the result is
     Pillow's, except that about one pixel in a hundred differs by one level.
     """
-    _check_image(image)
-    _check_size(n)
+    check_integer("size", n)
+    if image.ndim != 3 or 0 in image.shape:
+        raise CovNormError(f"an image is {tuple(image.shape)}: must be (c, h, w)")
     h, w = image.shape[-2:]
     if min(h, w) == n:
         return image
@@ -41,16 +43,12 @@ def resize(image: Tensor, n: int) -> Tensor:
 
 def centre_crop(image: Tensor, n: int) -> Tensor:
     """Crop the middle n × n pixels: (…, h, w) → (…, n, n). Half offsets round to even."""
-    h, w = _margins(image, n)
-    top, left = round(h / 2), round(w / 2)
-    return image[..., top : top + n, left : left + n]
+    return _crop(image, n, lambda room: round(room / 2))
 
 
 def random_crop(image: Tensor, n: int) -> Tensor:
     """Crop n × n pixels at a uniformly random position: (…, h, w) → (…, n, n)."""
-    h, w = _margins(image, n)
-    top, left = int(torch.randint(h + 1, ())), int(torch.randint(w + 1, ()))
-    return image[..., top : top + n, left : left + n]
+    return _crop(image, n, lambda room: int(torch.randint(room + 1, ())))
 
 
 def random_flip(image: Tensor, p: float = 0.5) -> Tensor:
@@ -61,8 +59,7 @@ def random_flip(image: Tensor, p: float = 0.5) -> Tensor:
 def fit_image(image: Tensor, size: int, fit: str = "squash") -> Tensor:
     """Resize to a square: uint8 (3, h, w) → uint8 (3, size, size), bilinear with antialiasing.
 
-    "squash" uses the whole image and changes its aspect ratio. "crop" uses the square in its
-    middle.
+    "squash" uses the whole image and changes its aspect ratio, "crop" the square in its middle.
     """
     if fit not in FITS:
         raise CovNormError(f"fit={fit!r}: {choices(fit, FITS)}")
@@ -71,9 +68,7 @@ def fit_image(image: Tensor, size: int, fit: str = "squash") -> Tensor:
     return _interpolate(image[None].contiguous(), (size, size))[0].contiguous()
 
 
-def normalise(
-    images: Tensor, mean: float | Sequence[float], std: float | Sequence[float]
-) -> Tensor:
+def normalise(images: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
     """Return ``(x / 255 - mean) / std`` per channel as float32: (…, 3, h, w) → (…, 3, h, w)."""
     shift, scale = (
         torch.as_tensor(v, dtype=torch.float32, device=images.device).reshape(-1, 1, 1)
@@ -83,12 +78,7 @@ def normalise(
 
 
 def prepare(
-    images: Tensor,
-    size: int,
-    mean: float | Sequence[float],
-    std: float | Sequence[float],
-    *,
-    channels_last: bool = False,
+    images: Tensor, size: int, mean: PerChannel, std: PerChannel, *, channels_last: bool = False
 ) -> Tensor:
     """Resize and normalise a batch: uint8 (n, 3, h, w) → float32 (n, 3, size, size).
 
@@ -96,10 +86,8 @@ def prepare(
     to 1, one number for all channels or one per channel.
     """
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise CovNormError(
-            f"images are {images.dtype} {tuple(images.shape)}: must be uint8 (n, 3, h, w), "
-            "as load_sample returns them"
-        )
+        got = f"{images.dtype} {tuple(images.shape)}"
+        raise CovNormError(f"images are {got}: must be uint8 (n, 3, h, w), as in load_sample")
     layout = torch.channels_last if channels_last else torch.contiguous_format
     x = _interpolate(images.float(), (size, size))
     return normalise(x, mean, std).contiguous(memory_format=layout)
@@ -111,22 +99,20 @@ def channel_statistics(images: Iterable[Tensor]) -> Statistics:
     They are on a scale of 0 to 1, as `normalise` needs them. The sums are integers, so the result
     does not depend on the order of the images.
     """
-    n, sums, squares = 0, [0, 0, 0], [0, 0, 0]
+    n, sums, squares = 0, torch.zeros(3).long(), torch.zeros(3).long()
     for image in images:
-        _check_image(image)
-        if image.dtype != torch.uint8 or len(image) != 3:
-            raise CovNormError(
-                f"an image is {image.dtype} {tuple(image.shape)}: statistics need uint8 (3, h, w)"
-            )
-        x = image.flatten(1).long()
+        if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != 3 or 0 in image.shape:
+            got = f"{image.dtype} {tuple(image.shape)}"
+            raise CovNormError(f"an image is {got}: statistics need uint8 (3, h, w)")
+        x = image.flatten(1).long().cpu()
         n += x.shape[1]
-        sums = [a + b for a, b in zip(sums, x.sum(1).tolist(), strict=True)]
-        squares = [a + b for a, b in zip(squares, (x * x).sum(1).tolist(), strict=True)]
+        sums += x.sum(1)
+        squares += (x * x).sum(1)
     if n == 0:
         raise CovNormError("no images to compute mean and std from. Pass at least one.")
-    mean = [s / (255 * n) for s in sums]
-    variance = [(n * q - s * s) / (255 * n) ** 2 for s, q in zip(sums, squares, strict=True)]
-    return mean, [v**0.5 for v in variance]
+    pairs = list(zip(sums.tolist(), squares.tolist(), strict=True))
+    variance = [(n * q - s * s) / (255 * n) ** 2 for s, q in pairs]
+    return [s / (255 * n) for s, _ in pairs], [v**0.5 for v in variance]
 
 
 def check_statistics(entry: Any, where: str) -> Statistics:
@@ -165,8 +151,7 @@ class Rule:
 class Augment:
     """Random crop and flip of a batch, drawn separately for every sample.
 
-    Use ``Augment(crop=64)``, or ``Augment(padding=4)`` if the images are small already. Pass an
-    instance to a training loop as ``augment=``.
+    Pass ``Augment(crop=64)``, or for small images ``Augment(padding=4)``, as ``augment=``.
 
     Args:
         crop: side of the result in pixels; None keeps the size of the images, for use with padding.
@@ -182,9 +167,8 @@ class Augment:
 
     def __post_init__(self) -> None:
         if self.crop is not None:
-            _check_size(self.crop)
-        if not isinstance(self.padding, int) or self.padding < 0:
-            raise CovNormError(f"padding={self.padding!r}: must be an integer, 0 or more")
+            check_integer("crop", self.crop)
+        check_integer("padding", self.padding, 0)
         if self.fill not in FILLS:
             raise CovNormError(f"fill={self.fill!r}: {choices(self.fill, FILLS)}")
         if not 0 <= self.flip <= 1:
@@ -195,24 +179,20 @@ class Augment:
         if images.ndim != 4:
             raise CovNormError(f"images are {tuple(images.shape)}: must be a batch (n, c, h, w)")
         n, c, h, w = images.shape
+        last = images.is_contiguous(memory_format=torch.channels_last)
+        last = last and not images.is_contiguous()
         rows, cols = self._positions(n, h, "high"), self._positions(n, w, "wide")
         cols = torch.where(torch.rand(n, 1) < self.flip, cols.flip(1), cols)
-        rows, in_h = self._inside(rows, h)
-        cols, in_w = self._inside(cols, w)
-        # One gather does crop, flip and padding. It is faster than a loop and works in any dtype.
-        index = (rows[:, :, None] * w + cols[:, None, :]).flatten(1).to(images.device)
-        out = images.reshape(n, c, h * w).gather(2, index[:, None].expand(-1, c, -1))
-        out = out.unflatten(2, (rows.shape[1], cols.shape[1]))
         if self.padding and self.fill == "zeros":
-            outside = ~(in_h[:, None, :, None] & in_w[:, None, None, :])
-            out = out.masked_fill(outside.to(images.device), 0)
-        last = images.is_contiguous(memory_format=torch.channels_last)
-        if last and not images.is_contiguous():
-            return out.contiguous(memory_format=torch.channels_last)
-        return out
+            images = F.pad(images, [self.padding] * 4)
+        # One gather does crop and flip. It is faster than a loop and works in any dtype.
+        index = (rows[:, :, None] * images.shape[3] + cols[:, None, :]).flatten(1)
+        index = index.to(images.device)[:, None].expand(-1, c, -1)
+        out = images.flatten(2).gather(2, index).unflatten(2, (rows.shape[1], cols.shape[1]))
+        return out.contiguous(memory_format=torch.channels_last) if last else out
 
     def _positions(self, n: int, side: int, direction: str) -> Tensor:
-        """Return the pixels of each sample along one side, (n, crop), from -padding on."""
+        """Return the pixels of each sample along one side (n, crop), with padded zeros counted."""
         size = side if self.crop is None else self.crop
         room = side + 2 * self.padding - size
         if room < 0:
@@ -221,18 +201,13 @@ class Augment:
                 f"{self.padding}. Use a smaller crop or more padding."
             )
         if self.fill == "reflect" and self.padding >= side:
-            raise CovNormError(
-                f"padding={self.padding} cannot reflect images {side} pixels {direction}. Use less."
-            )
-        return torch.randint(room + 1, (n, 1)) - self.padding + torch.arange(size)
-
-    def _inside(self, index: Tensor, side: int) -> tuple[Tensor, Tensor]:
-        """Map positions into the image, and return which of them already were inside."""
-        inside = (index >= 0) & (index < side)
-        if self.fill == "reflect":
-            index = index.abs()
-            return torch.where(index < side, index, 2 * (side - 1) - index), inside
-        return index.clamp(0, side - 1), inside
+            images = f"images {side} pixels {direction}"
+            raise CovNormError(f"padding={self.padding} cannot reflect {images}. Use less.")
+        index = torch.randint(room + 1, (n, 1)) + torch.arange(size)
+        if self.fill == "zeros":
+            return index
+        index = (index - self.padding).abs()  # F.pad does not reflect bytes
+        return torch.where(index < side, index, 2 * (side - 1) - index)
 
 
 def _interpolate(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -241,22 +216,17 @@ def _interpolate(x: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(x, size=size, mode="bilinear", antialias=True)
 
 
-def _check_image(image: Tensor) -> None:
-    if image.ndim != 3 or 0 in image.shape:
-        raise CovNormError(f"an image is {tuple(image.shape)}: must be (c, h, w)")
+def check_integer(name: str, value: object, least: int = 1) -> None:
+    """Raise an error unless the value is an integer, `least` or more."""
+    if not isinstance(value, int) or value < least:
+        raise CovNormError(f"{name}={value!r}: must be an integer, {least} or more")
 
 
-def _check_size(n: object) -> None:
-    if not isinstance(n, int) or n < 1:
-        raise CovNormError(f"size {n!r}: must be an integer number of pixels, 1 or more")
-
-
-def _margins(image: Tensor, n: int) -> tuple[int, int]:
-    """Return the pixels left over by an n × n crop, vertically and horizontally."""
-    _check_size(n)
+def _crop(image: Tensor, n: int, choose: Callable[[int], int]) -> Tensor:
+    """Crop n × n pixels. `choose` gets the pixels to leave out per side, and returns the first."""
+    check_integer("size", n)
     h, w = image.shape[-2:]
     if min(h, w) < n:
-        raise CovNormError(
-            f"an image of {h} × {w} is too small for a crop of {n}. Resize it first."
-        )
-    return h - n, w - n
+        raise CovNormError(f"an image of {h} × {w} is too small for a crop of {n}. Resize it.")
+    top, left = choose(h - n), choose(w - n)
+    return image[..., top : top + n, left : left + n]

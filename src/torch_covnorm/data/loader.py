@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ def as_input(images: Tensor, preprocessing: Mapping[str, Any]) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)  # faster convolutions
 
 
+@dataclass(eq=False)
 class Batches:
     """A loader of (images, labels), from images (n, 3, h, w) and labels (n,).
 
@@ -25,17 +27,12 @@ class Batches:
     with (images done, total).
     """
 
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        preprocessing: Mapping[str, Any],
-        size: int = 32,
-        shuffle: bool = False,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        self.images, self.labels, self.preprocessing = images, labels, preprocessing
-        self.size, self.shuffle, self.progress = size, shuffle, progress
+    images: Tensor
+    labels: Tensor
+    preprocessing: Mapping[str, Any]
+    size: int = 32
+    shuffle: bool = False
+    progress: Callable[[int, int], None] | None = None
 
     def __len__(self) -> int:
         return -(-len(self.images) // self.size)

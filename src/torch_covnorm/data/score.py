@@ -7,7 +7,6 @@ Per domain, the baseline gets 250 points and a perfect classifier 1000.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
@@ -65,10 +64,9 @@ def score_predictions(predictions_file: File, labels_file: File) -> float:
     if len(labels.categories_of) < len(labels.images):
         missing = next(i for i in labels.images if i not in labels.categories_of)
         raise CovNormError(
-            f"{labels.file}: image {missing} has no annotation. Use the file with labels, not the "
-            "stripped one."
+            f"{labels.file}: image {missing} has no annotation. Use a file that is not stripped."
         )
-    file, predicted = Path(predictions_file), {}
+    file, predicted = predictions_file, {}
     for image, category in read_predictions(file):
         if image not in labels.images:
             raise CovNormError(f"{file}: image_id {image} is not in {labels.file}")
@@ -77,7 +75,7 @@ def score_predictions(predictions_file: File, labels_file: File) -> float:
         if labels.names and category not in labels.names:
             raise CovNormError(
                 f"{file}: category_id {category} is not in {labels.file}. Write category ids, not "
-                "labels (write_predictions converts them with categories=)."
+                "labels (see categories= of write_predictions)."
             )
         predicted[image] = category
     missed = [i for i in labels.images if i not in predicted]
@@ -105,24 +103,21 @@ def score_results(
     if isinstance(predictions, Mapping):
         pairs = dict(predictions)
     elif labels is None:
-        raise CovNormError(f"{os.fspath(predictions)}: pass the folder of labels as well")
+        raise CovNormError(f"{predictions}: pass the folder of labels as well")
     else:
         files = sorted(Path(predictions).glob("*.json"))
         pairs = {f.stem: (f, Path(labels) / f"{f.stem}_{part}.json") for f in files}
         if not pairs:
-            raise CovNormError(f"{os.fspath(predictions)}: no predictions <dataset>.json there")
+            raise CovNormError(f"{predictions}: no predictions <dataset>.json there")
     known = BASELINES if baselines is None else baselines
-    for name in pairs:  # before any large file is read
+    for name, (file, _) in pairs.items():  # before any large file is read
         if name not in known:
-            raise CovNormError(
-                f"{os.fspath(pairs[name][0])}: no baseline for {name!r}: {choices(name, known)}"
-            )
+            raise CovNormError(f"{file}: no baseline for {name!r}: {choices(name, known)}")
     accuracies = {name: score_predictions(*pair) for name, pair in pairs.items()}
     return {**decathlon_score(accuracies, baselines=known), "accuracies": accuracies}
 
 
-def _percent(value: object, name: str) -> float:
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 <= float(value) <= 100:  # type: ignore[arg-type]
+def _percent(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 100:
         raise CovNormError(f"{name} is {value!r}: must be a percentage between 0 and 100")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)

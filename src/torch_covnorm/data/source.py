@@ -50,13 +50,13 @@ def read_source(path: str | os.PathLike[str], *, seed: int = 0) -> Source:
     """Find the images and classes at a path.
 
     A folder has one subfolder of images per class, or ``train/``, ``val/`` (``valid/``,
-    ``validation/``) and ``test/`` folders of that form. It has splits if it contains nothing else,
-    or if its ``train/`` has subfolders. Folders inside a class belong to it. Links are followed.
+    ``validation/``) and ``test/`` folders of that form, which count as splits if there is nothing
+    else or ``train/`` has subfolders. Folders inside a class belong to it. Links are followed.
     Hidden files and files without the ending of an image are left out, with a note.
 
-    A .csv has ``path,label`` or ``path,label,split``, separated by commas, semicolons or tabs.
-    Paths are relative to its folder. With a header, columns are found by name: path, file, filename
-    or image; label, class or target; split.
+    A .csv has ``path,label[,split]``, separated by commas, semicolons or tabs, with paths relative
+    to its folder. A header may name the columns: path, file, filename or image; label, class or
+    target; split.
 
     An .npz has ``x_train`` and ``y_train``, optionally ``x_val``, ``y_val``, ``x_test`` and
     ``y_test``; or ``x`` and ``y``; and optionally ``classes``. x is uint8 or float in [0, 1]:
@@ -121,21 +121,19 @@ def _read_folder(root: Path) -> Contents:
 def _split_folders(root: Path, ignored: Counter[str]) -> dict[str, str]:
     """Return ``{folder: split}``, or ``{"": "train"}`` if the root holds the classes."""
     top = _subfolders(root, Counter())
-    named = {n: SYNONYMS[n.casefold()] for n in top if n.casefold() in SYNONYMS}
-    trains = [n for n, split in named.items() if split == "train"]
-    if not named or (
-        len(named) < len(top) and not any(_subfolders(root / n, Counter()) for n in trains)
-    ):
+    named = {split: [n for n in top if SYNONYMS.get(n.casefold()) == split] for split in SPLITS}
+    others = len(top) - sum(map(len, named.values()))
+    nested = any(_subfolders(root / n, Counter()) for n in named["train"])
+    if others == len(top) or (others and not nested):
         return {"": "train"}
-    for split, n in Counter(named.values()).items():
-        if n > 1:
-            same = [n for n in named if named[n] == split]
+    for same in named.values():
+        if len(same) > 1:
             raise CovNormError(f"has {first_few(same)}, which mean the same. Keep one of them.")
-    if not trains:
-        raise CovNormError(f"has {first_few(list(named))} but no train/. {ACCEPTED}")
+    if not named["train"]:
+        raise CovNormError(f"has {first_few(top)} but no train/. {ACCEPTED}")
     _subfolders(root, ignored)
-    ignored["folders beside train/"] += len(top) - len(named)
-    return {n: split for split in SPLITS for n in named if named[n] == split}
+    ignored["folders beside train/"] += others
+    return {names[0]: split for split, names in named.items() if names}
 
 
 def _subfolders(folder: Path, ignored: Counter[str]) -> list[str]:

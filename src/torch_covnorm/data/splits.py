@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -103,21 +103,23 @@ def cut(items: Items, percent: int, seed: int) -> tuple[Items, Items]:
     The result does not depend on the order of the files or on other classes, and adding an image
     later moves few others. Both parts keep the order of the items.
     """
+
+    def rank(i: int) -> bytes:
+        return hashlib.sha256(f"{seed} {items.names[i]}".encode(errors="surrogatepass")).digest()
+
     members = defaultdict(list)
     for i, label in enumerate(items.labels):
         members[label].append(i)
     taken: set[int] = set()
     for indices in members.values():
         n = min((percent * len(indices) + 50) // 100, len(indices) - 1)
-        taken.update(sorted(indices, key=lambda i: _hash(items.names[i], seed))[:n])
+        taken.update(sorted(indices, key=rank)[:n])
     return items.take([i for i in range(len(items)) if i not in taken]), items.take(sorted(taken))
 
 
-def first_few(values: Sequence[object]) -> str:
+def first_few(
+    values: Sequence[object], separator: str = ", ", show: Callable[[object], str] = repr
+) -> str:
     """Return the first three values and how many more there are, for messages."""
     more = f" and {len(values) - 3} more" if len(values) > 3 else ""
-    return ", ".join(repr(value) for value in values[:3]) + more
-
-
-def _hash(name: str, seed: int) -> bytes:
-    return hashlib.sha256(f"{seed} {name}".encode(errors="surrogatepass")).digest()
+    return separator.join(show(value) for value in values[:3]) + more

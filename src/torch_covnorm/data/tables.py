@@ -48,8 +48,7 @@ def read_csv(path: Path) -> Contents:
         else:
             rows[split, row["path"]] = label, line
     if bad:
-        more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-        raise CovNormError("; ".join(bad[:3]) + more + ". Correct or remove these lines.")
+        raise CovNormError(f"{first_few(bad, '; ', str)}. Correct or remove these lines.")
     parts = {s: Part([], []) for s in SPLITS}
     for (split, name), (label, _) in rows.items():
         parts[split].names.append(name)
@@ -77,21 +76,15 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
     line = 1
     try:
         # The comma is last and loses ties, because it also occurs inside names.
-        reader = csv.reader(
-            io.StringIO(text, newline=""),
-            delimiter=max("\t;,", key=regular),
-            skipinitialspace=True,
-            strict=True,
-        )
+        separator, stream = max("\t;,", key=regular), io.StringIO(text, newline="")
+        reader = csv.reader(stream, delimiter=separator, skipinitialspace=True, strict=True)
         rows = []
         for cells in reader:
             if any(cell.strip() for cell in cells):
                 rows.append((line, [cell.strip() for cell in cells]))
             line = reader.line_num + 1
     except csv.Error as error:
-        raise CovNormError(
-            f"the row at line {line} is not valid .csv ({error}). Correct it."
-        ) from None
+        raise CovNormError(f"line {line} is not valid .csv ({error}). Correct it.") from None
     return rows
 
 
@@ -108,9 +101,7 @@ def _columns(lines: list[tuple[int, list[str]]]) -> tuple[dict[str, int], int, i
     second = lines[1][1] if len(lines) > 1 else lines[0][1]
     if not has_image_ending(first[0]) and any(map(has_image_ending, second)):
         path, label = (" or ".join(COLUMNS[column]) for column in ("path", "label"))
-        raise CovNormError(
-            f"line 1 has no known column names. Name one column {path}, and another {label}."
-        )
+        raise CovNormError(f"line 1 has no known column names. Name one {path}, another {label}.")
     width = max(2, min(3, max(len(cells) for _, cells in lines)))
     return dict(zip(COLUMNS, range(width), strict=False)), width, 0
 
@@ -137,11 +128,12 @@ def read_npz(path: Path) -> Contents:
             here, missing = ("y", "x") if x is None else ("x", "y")
             raise CovNormError(f"has {here}{key} but no {missing}{key}. Add it.")
         pixels, names = _pixels(f"x{key}", x), _class_names(f"y{key}", y, known)
-        if len(pixels) != len(names):
+        n = len(names)
+        if len(pixels) != n:
             raise CovNormError(
-                f"x{key} has {len(pixels)} rows but y{key} has {len(names)}. They must match."
+                f"x{key} has {len(pixels)} rows but y{key} has {n}. Make them equal."
             )
-        parts[split] = Part([f"x{key}[{i}]" for i in range(len(names))], names, pixels)
+        parts[split] = Part([f"x{key}[{i}]" for i in range(n)], names, pixels)
         if known is None and split == "train":
             classes = sorted(set(names), key=str if y.dtype.kind in "US" else int)
     notes = [f"ignored: arrays {first_few(sorted(arrays))}"] if arrays else []
@@ -175,10 +167,8 @@ def _pixels(key: str, x: np.ndarray) -> np.ndarray:
     if x.dtype.kind == "f":
         low, high = (float(x.min()), float(x.max())) if x.size else (0.0, 0.0)
         if not (low >= 0 and high <= 1):  # or NaN
-            raise CovNormError(
-                f"{key} has values from {low:.4g} to {high:.4g}: floats must be in [0, 1]. "
-                "Scale them, or use uint8."
-            )
+            values = f"{key} has values from {low:.4g} to {high:.4g}"
+            raise CovNormError(f"{values}: floats must be in [0, 1]. Scale them, or use uint8.")
         scaled = np.empty(x.shape, np.uint8)
         for row, to in zip(x, scaled, strict=True):  # row by row, to save memory
             to[:] = np.rint(row.astype(np.float32) * 255)
@@ -196,12 +186,11 @@ def _class_names(key: str, y: np.ndarray, known: list[str] | None = None) -> lis
     values = (y.astype(np.uint8) if y.dtype.kind == "b" else y).reshape(-1).tolist()
     if known is None:
         return [str(value) for value in values]
-    names: dict[Any, str] = dict(zip(known, known, strict=True))
-    if y.dtype.kind != "U":
-        names = dict(enumerate(known))
+    by_name = y.dtype.kind == "U"
+    names: dict[Any, str] = {(name if by_name else i): name for i, name in enumerate(known)}
     wrong = sorted(set(values) - names.keys())
     if wrong:
         raise CovNormError(
-            f"{key} has label {first_few(wrong)}, which is not one of the {len(known)} classes"
+            f"{key}: label {first_few(wrong)} is not one of the {len(known)} classes"
         )
     return [names[value] for value in values]

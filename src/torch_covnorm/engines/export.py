@@ -66,9 +66,8 @@ def export(
     """Write a domain as one file, and a JSON file that describes its input and output.
 
     Args:
-        out: the file, or, without the ending of the format, a folder for a file with the name of
-            the domain. The JSON of ``flowers.onnx`` is ``flowers.onnx.json``. For "domain": a
-            folder for a subfolder with the name of the domain.
+        out: the file, or a folder for a file (for "domain", a subfolder) with the name of the
+            domain. The JSON of ``flowers.onnx`` is ``flowers.onnx.json``.
         to: "torch", the merged network as a torch.export program (.pt2); "onnx"; "state-dict", its
             weights (.safetensors) with the backbone's key names, or with an `own` module those of
             ``nn.Sequential(backbone, own)``; "domain", a folder for `load_domain`, with the basis
@@ -106,8 +105,8 @@ def export(
             blob, run = (_torch if to == "torch" else _onnx)(merged, images[-1], about)
         checks = zip(images, expected, strict=True)
         difference = max(_difference(f"{name!r} as {to}", run, x, y, net) for x, y in checks)
-    record = {"to": to, **about, "difference": difference}
-    record["output"] = {"name": "logits", "shape": ["n", *expected[0].shape[1:]]}
+    output = {"name": "logits", "shape": ["n", *expected[0].shape[1:]]}
+    record = {"to": to, **about, "difference": difference, "output": output}
     record |= {"file": file.name, "sha256": hashlib.sha256(blob).hexdigest()}
     description = file.with_name(file.name + ".json")
     text = records.sealed(FORMAT, record)
@@ -145,10 +144,8 @@ def _input_shape(net: MultiDomainNetwork, domain: Domain, size: Any) -> tuple[in
         size = domain.preprocessing.get("size")
     sides = size if isinstance(size, list | tuple) else (size, size)
     if len(sides) != 2 or not all(type(s) is int and s > 0 for s in sides):
-        raise CovNormError(
-            f"domain {domain.name!r}: no valid input size ({size!r}) in its preprocessing or in "
-            "size=. Set size= in pixels, n or (h, w)."
-        )
+        problem = f"domain {domain.name!r} has no valid input size ({size!r})"
+        raise CovNormError(f"{problem}. Set size= in pixels, n or (h, w).")
     return (stem.in_channels, *sides)
 
 
@@ -176,9 +173,8 @@ def _about(net: MultiDomainNetwork, domain: Domain, shape: tuple[int, ...]) -> d
 
 def _program(merged: nn.Module, x: Tensor) -> torch.export.ExportedProgram:
     n = torch.export.Dim("n", min=1)
-    with _exporter_errors(
-        f"torch.export cannot trace {type(merged).__name__} for batches of any size"
-    ):
+    name = type(merged).__name__
+    with _exporter_errors(f"torch.export cannot trace {name} for batches of any size"):
         program = torch.export.export(merged, (x,), dynamic_shapes=({0: n},), strict=False)
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it contains paths of this machine
@@ -198,9 +194,7 @@ def _onnx(merged: nn.Module, x: Tensor, about: dict[str, Any]) -> Built:
     onnx, onnxruntime = _packages()
     size = sum(t.nbytes for t in merged.state_dict().values())
     if size > ONNX_LIMIT:
-        raise CovNormError(
-            f"the weights have {size:,} bytes, but an ONNX file must be below 2 GB. Use to='torch'."
-        )
+        raise CovNormError(f"weights of {size:,} bytes: ONNX must be below 2 GB. Use to='torch'.")
     program = _program(merged, x)
     with _exporter_errors(f"torch.onnx cannot export {type(merged).__name__}"):
         exported = torch.onnx.export(
@@ -247,8 +241,8 @@ def _tidied(model: Any) -> Any:
 
 
 def _state_dict(merged: nn.Module, about: dict[str, Any]) -> Built:
-    state = {k: v for k, v in merged.state_dict().items() if isinstance(v, Tensor)}
-    state = {k: v.contiguous().clone() for k, v in state.items()}  # tied weights are stored twice
+    tensors = ((k, v) for k, v in merged.state_dict().items() if isinstance(v, Tensor))
+    state = {k: v.contiguous().clone() for k, v in tensors}  # tied weights are stored twice
     # One string, because several would be in a different order each time.
     blob = safetensors.torch.save(state, {"covnorm": json.dumps(about, ensure_ascii=False)})
     plain = copy.deepcopy(merged)
@@ -288,10 +282,8 @@ def _logits(net: MultiDomainNetwork, name: str, x: Tensor) -> Tensor:
     with eval_mode(net.backbone, net.domain(name)):
         y = net(x.to(anchor.device, anchor.dtype), domain=name)
     if not isinstance(y, Tensor) or len(y) != len(x):
-        raise CovNormError(
-            f"domain {name!r} returns a {type(y).__name__}: only networks that return one tensor "
-            "(n, …) can be exported. Use to='domain'."
-        )
+        got = f"domain {name!r} returns a {type(y).__name__}"
+        raise CovNormError(f"{got}: only one tensor (n, …) can be exported. Use to='domain'.")
     if not y.isfinite().all():
         raise CovNormError(f"domain {name!r} returns NaN or Inf for random images. Retrain it.")
     return y.cpu().float()
@@ -317,7 +309,7 @@ def _difference(
 
 @contextlib.contextmanager
 def _exporter_errors(what: str) -> Iterator[None]:
-    """Turn errors of an exporter into CovNormErrors: `what`, and the first line of the message.
+    """Turn errors of an exporter into CovNormErrors: `what`, and the start of the message.
 
     Its deprecation warnings are hidden, because users cannot act on them.
     """
@@ -327,23 +319,17 @@ def _exporter_errors(what: str) -> Iterator[None]:
                 warnings.simplefilter("ignore", category)
             yield
     except Exception as error:  # exporters raise many types
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise CovNormError(f"{what} ({reason}). Nothing was written. {_REMEDY}") from error
 
 
 def _write(contents: dict[Path, bytes]) -> None:
     """Write each file completely. If one fails, remove those that did not exist before."""
-    new: list[Path] = []
-    try:
+    with contextlib.ExitStack() as undo:
         for file, data in contents.items():
             with records.blame(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                replaces = file.exists()
+                if not file.exists():
+                    undo.callback(file.unlink, missing_ok=True)
                 records.write_file(file, data)
-            if not replaces:
-                new.append(file)
-    except BaseException:
-        for file in new:
-            file.unlink()
-        raise
+        undo.pop_all()
