@@ -178,7 +178,7 @@ def test_a_preset_trains_a_as_it_says(tmp_path, monkeypatch):
     right, seen = adding.adapt, []
 
     def adapt(net, name, *args, **kwargs):
-        seen.append((name, args[2].training))
+        seen.append((name, kwargs["method"].training))
         return right(net, name, *args, **kwargs)
 
     monkeypatch.setattr(adding, "adapt", adapt)

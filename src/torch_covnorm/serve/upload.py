@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import safetensors
 import torch
 
 from ..ecology import Ecology
-from ..ecology.measure import sizes
+from ..ecology.measure import facts_after, sizes
 from ..ecology.store import Details
 from ..errors import CovNormError
 from ..network.basis import RECORD as BASIS
@@ -32,35 +31,19 @@ def store_upload(ecology: Ecology, name: str, folder: Path, replace: bool) -> No
     net.load_domain(folder, name)
     check_servable(net.domain(name).preprocessing, name)
     dtype = _stored_dtype(folder)
-    measured = sizes(net, name, dtype)
-    accuracy = dict.fromkeys(("before", "adapted", "compressed", "final"))
     results: dict[str, Any] = {
         "on": "nothing: it was uploaded",
-        "accuracy": accuracy,
+        "accuracy": dict.fromkeys(("before", "adapted", "compressed", "final")),
         "ranks": {},
         "seconds": {},
         "spectra": {},
         "confusion": None,
         "examples": [],
         "dtype": str(dtype).removeprefix("torch."),
-        **measured,
+        **sizes(net, name, dtype),
     }
-    event = {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "what": "upload",
-        "method": "upload",
-        "accuracy": None,
-        "stages": accuracy,
-        "parameters": measured["counted"],
-        "bytes": measured["bytes"],
-    }
-    facts = {
-        "method": "upload",
-        "settings": {"method": "upload"},
-        "results": results,
-        "source": {"images": {}, "balance": {}, "left_out": [], "twice": []},
-        "history": [event],
-    }
+    source: dict[str, Any] = {"images": {}, "balance": {}, "left_out": [], "twice": []}
+    facts = facts_after("upload", {"method": "upload"}, results, {"source": source})
     ecology.put(net, {name: Details(facts)}, dtype, replace)
 
 
