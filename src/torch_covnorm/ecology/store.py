@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +24,6 @@ from ..network.domain import Domain, check_name
 from ..network.network import MultiDomainNetwork
 from ..records import blame
 from ..stats.moments import Moments
-from . import moments as moment_files
 from .backbone import describe, rebuild
 from .blobs import Blobs
 from .lock import locked
@@ -66,9 +65,8 @@ class Ecology:
         self.blobs = Blobs(self.folder / "blobs")
         self._cached: tuple[object, Manifest] | None = None
         if not self.file.is_file():
-            remedy = f"Create one: covnorm init {self.folder}"
-            if self.blobs.names():
-                remedy = "Restore it from a copy."
+            create = f"Create one: covnorm init {self.folder}"
+            remedy = "Restore it from a copy." if self.blobs.names() else create
             raise CovNormError(f"{self.file}: no ecology found. {remedy}")
         self._manifest()
 
@@ -194,25 +192,12 @@ class Ecology:
 
     def moments(self, name: str) -> dict[str, Moments]:
         """Return {site: moments of A's input}; empty if the method collects none."""
-
-        def read(entry: Entry) -> dict[str, Moments]:
-            if (blob := entry.blobs.get("moments")) is None:
-                return {}
-            tensors = self.blobs.read_tensors(blob)
-            with blame(self.blobs.path(blob)):
-                return moment_files.unpacked(tensors)
-
-        return self._read(name, read)
+        return self._read(name, lambda e: _optional(self.blobs.read_moments, e, "moments"))
 
     def examples(self, name: str) -> dict[str, bytes]:
         """Return a few test images of a domain as {key: PNG}."""
-
-        def read(entry: Entry) -> dict[str, bytes]:
-            blob = entry.blobs.get("examples")
-            tensors = {} if blob is None else self.blobs.read_tensors(blob)
-            return {key: value.numpy().tobytes() for key, value in tensors.items()}
-
-        return self._read(name, read)
+        tensors = self._read(name, lambda e: _optional(self.blobs.read_tensors, e, "examples"))
+        return {key: value.numpy().tobytes() for key, value in tensors.items()}
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -233,7 +218,6 @@ class Ecology:
             before: entries that the domains were made from. If another process has changed one of
                 them since, nothing is stored.
         """
-        bases = {b for n in details if (b := net.domain(n).basis) is not None}
         with self._changing() as manifest:
             for name, entry in (before or {}).items():
                 if manifest.domains.get(name) != entry:
@@ -244,10 +228,17 @@ class Ecology:
             if not replace:
                 for name in details:
                     self.check_new(name, manifest)
-            for basis in bases:
-                if self._fingerprint(manifest, basis) != net.basis(basis).fingerprint:
-                    self._check_users(manifest, basis, details)
-                elif self._rows_seen(manifest, basis) > net.basis(basis).seen:
+            for basis in {b for n in details if (b := net.domain(n).basis) is not None}:
+                fingerprint, seen = self._basis_state(manifest, basis)
+                users = [n for n, entry in manifest.domains.items() if entry.basis == basis]
+                if fingerprint != net.basis(basis).fingerprint:
+                    if others := [n for n in users if n not in details]:
+                        raise CovNormError(
+                            f"{self.folder}: basis {basis!r} is shared by {', '.join(others[:4])}, "
+                            "which this change leaves out: join them together, or choose another "
+                            "--basis"
+                        )
+                elif seen > net.basis(basis).seen:
                     continue  # the same factors; others have joined them in the store since
                 manifest.bases[basis] = self._written_basis(net, basis)
             for name, detail in details.items():
@@ -320,37 +311,26 @@ class Ecology:
                 self.blobs.sweep(self._manifest().references())
 
     def _written_basis(self, net: MultiDomainNetwork, name: str) -> dict[str, str]:
-        """Its factors apart from its moments, which only joining needs."""
+        """Write factors and moments apart, because only joining needs the moments."""
         record, tensors = basis_files.packed(net, net.basis(name))
         parts: dict[str, dict[str, Tensor]] = {"tensors": {}, "moments": {}}
         for key, value in tensors.items():
-            parts["moments" if key.count("/") == 2 else "tensors"][key] = value
+            factor = key.rpartition("/")[0] in record["sites"]
+            parts["tensors" if factor else "moments"][key] = value
         blobs = {part: self.blobs.write_tensors(found) for part, found in parts.items() if found}
         return {"record": self.blobs.write_record(basis_files.FORMAT, record), **blobs}
 
-    def _fingerprint(self, manifest: Manifest, basis: str) -> str | None:
-        """Return the fingerprint of a stored basis; None if none can be read."""
+    def _basis_state(self, manifest: Manifest, basis: str) -> tuple[str | None, int]:
+        """Return a stored basis' fingerprint and the rows of features it was made from.
+
+        None and -1 if they cannot be read.
+        """
+        fingerprint, seen, blobs = None, -1, manifest.bases.get(basis, {})
         with contextlib.suppress(CovNormError, KeyError):
-            record = self.blobs.read_record(manifest.bases[basis]["record"], basis_files.FORMAT)
-            return str(record["fingerprint"])
-        return None
-
-    def _rows_seen(self, manifest: Manifest, basis: str) -> int:
-        """Return the rows of features that a stored basis was made from; -1 if unreadable."""
-        blob = manifest.bases[basis].get("moments")
-        with contextlib.suppress(CovNormError):
-            tensors = {} if blob is None else self.blobs.read_tensors(blob)
-            return max((int(n) for key, n in tensors.items() if key.endswith("/x/n")), default=0)
-        return -1
-
-    def _check_users(self, manifest: Manifest, basis: str, names: Container[str]) -> None:
-        """Refuse to change a basis without changing all of its domains."""
-        users = [n for n, entry in manifest.domains.items() if entry.basis == basis]
-        if others := [name for name in users if name not in names]:
-            raise CovNormError(
-                f"{self.folder}: basis {basis!r} is shared by {', '.join(others[:4])}, which "
-                "this change leaves out: join them together, or choose another --basis"
-            )
+            fingerprint = self.blobs.read_record(blobs["record"], basis_files.FORMAT)["fingerprint"]
+            tensors = self.blobs.read_tensors(blobs["moments"]) if "moments" in blobs else {}
+            seen = max((int(n) for key, n in tensors.items() if key.endswith("/x/n")), default=0)
+        return fingerprint, seen
 
     def _written(
         self,
@@ -374,7 +354,7 @@ class Ecology:
             blobs["trained.record"] = self.blobs.write_record(files.FORMAT, record)
             blobs["trained.tensors"] = self.blobs.write_tensors(tensors)
         if details.moments:
-            blobs["moments"] = self.blobs.write_tensors(moment_files.packed(details.moments))
+            blobs["moments"] = self.blobs.write_moments(details.moments)
         if details.examples:
             blobs["examples"] = self.blobs.write_tensors(
                 {
@@ -393,3 +373,7 @@ class Ecology:
             basis=domain.basis,
             blobs=blobs,
         )
+
+
+def _optional(read: Callable[[str], dict[str, T]], entry: Entry, part: str) -> dict[str, T]:
+    return read(entry.blobs[part]) if part in entry.blobs else {}
