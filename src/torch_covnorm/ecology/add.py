@@ -91,7 +91,7 @@ def add(
             held_out = loaders["val"], loaders["test"]
             known = {"before": linear_accuracy(net, len(data.classes), watched, *held_out)}
             job.save(known)
-        runs = _adapt(net, name, data, config, loaders, inputs, work, reporter)
+        runs = _adapt(net, name, data, config, work, progress=reporter.training, **loaders)
         last = runs[-1]
         moments, parts = last.moments, last.parts
         if config.method in FULL:
@@ -119,14 +119,7 @@ def add(
 
 
 def _adapt(
-    net: MultiDomainNetwork,
-    name: str,
-    data: Decoded,
-    config: AddConfig,
-    loaders: dict[str, Any],
-    inputs: dict[str, Any],
-    work: Path,
-    reporter: Reporter,
+    net: MultiDomainNetwork, name: str, data: Decoded, config: AddConfig, work: Path, **shared: Any
 ) -> list[Adapted]:
     """Train A, if the method starts from a trained one, then adapt; return the runs in order."""
     run, runs = config.run, []
@@ -143,11 +136,10 @@ def _adapt(
             classes=list(data.classes) if from_ is None else None,
             start=from_,
             augment=config.augment,
-            progress=reporter.training,
             snapshot=work / ("domain" if domain == name else "trained"),
-            **loaders,
+            **shared,
         )
-        net.domain(domain).preprocessing = dict(inputs)
+        net.domain(domain).preprocessing = dict(shared["train"].preprocessing)
         runs.append(done)
     return runs
 

@@ -63,8 +63,8 @@ def examples(
     Returns a description of each, and {key: PNG}.
     """
     confidence, answers = probabilities.max(1)
-    wrong = _spread((answers != labels).nonzero().flatten().tolist(), EXAMPLES // 3)
-    right = _spread((answers == labels).nonzero().flatten().tolist(), EXAMPLES - len(wrong))
+    wrong = _spread(answers != labels, EXAMPLES // 3)
+    right = _spread(answers == labels, EXAMPLES - len(wrong))
     chosen = {f"{place:03}": i for place, i in enumerate(right + wrong)}
     descriptions = [
         {
@@ -161,8 +161,9 @@ def sizes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> dict[str, A
     }
 
 
-def _spread(places: list[int], k: int) -> list[int]:
-    """Return at most k of the places, evenly spread."""
+def _spread(chosen: Tensor, k: int) -> list[int]:
+    """Return at most k places of the true values, evenly spread."""
+    places = chosen.nonzero().flatten().tolist()
     k = min(k, len(places))
     return [places[i * len(places) // k] for i in range(k)]
 

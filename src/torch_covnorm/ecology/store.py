@@ -26,8 +26,8 @@ from ..records import blame
 from ..stats.moments import Moments
 from .backbone import describe, rebuild
 from .blobs import Blobs
-from .lock import locked
 from .manifest import MANIFEST, Entry, Manifest
+from .work import locked
 
 DETAILS = "torch-covnorm details"
 T = TypeVar("T")

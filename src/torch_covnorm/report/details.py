@@ -67,8 +67,9 @@ def details_of(record: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, A
     results, method = record["results"], METHODS.get(record["method"])
     counts, key = results["parameters"], row["key"]
     settings = {k: v for k, v in record["settings"].items() if v is not None and k != "method"}
-    preprocessing = record.get("preprocessing")  # any JSON value, if a user stored the domain
-    preprocessing = preprocessing if isinstance(preprocessing, dict) else {}
+    preprocessing = record.get("preprocessing")
+    if not isinstance(preprocessing, dict):  # a user may have stored any JSON value
+        preprocessing = {}
     return {
         **row,
         "summary": method and method.summary,
