@@ -64,10 +64,10 @@ def add(
     reporter = reporter or Reporter()
     if not replace:
         ecology.check_new(name)
-    if METHODS[config.method].joint:
+    if METHODS[config.run.method].joint:
         raise CovNormError(
-            f"method={config.method!r} is for several domains: add each by 'covnorm' or 'ra', then "
-            "run covnorm join"
+            f"method={config.run.method!r} is for several domains: add each by 'covnorm' or 'ra', "
+            "then run covnorm join"
         )
     if config.run.options.get("max_drop") is not None and "val" not in data.splits:
         raise CovNormError(
@@ -94,7 +94,7 @@ def add(
         runs = _adapt(net, name, data, config, work, progress=reporter.training, **loaders)
         last = runs[-1]
         moments, parts = last.moments, last.parts
-        if config.method in FULL:
+        if config.run.method in FULL:
             reporter.stage("moments", "n, mean, covariance of A's input, for joining later")
             moments = collect(net, name, watched)
             parts = decompose_sites(net, name, moments)

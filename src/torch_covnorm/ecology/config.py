@@ -38,19 +38,13 @@ class AddConfig:
     batch: int
     augment: Callable[[Tensor], Tensor] | None
     dtype: str
-    seed: int
-
-    @property
-    def method(self) -> str:
-        """The name of the method."""
-        return self.run.method
 
     def record(self) -> dict[str, Any]:
         """Return the settings as plain JSON, as the store keeps them."""
         return {
-            "method": self.method,
+            "method": self.run.method,
             "batch": self.batch,
-            "seed": self.seed,
+            "seed": self.run.training.seed,
             "dtype": self.dtype,
             "augment": self.augment and [plain(self.augment), repr(self.augment)],
             **plain(self.given),
@@ -98,4 +92,4 @@ def add_config(
         )
     rounding = {"dtype": dtype} if "dtype" in known else {}
     run = configure(method, {**given, **rounding, "seed": seed})
-    return AddConfig(run, given, batch, augment, dtype, seed)
+    return AddConfig(run, given, batch, augment, dtype)

@@ -75,10 +75,6 @@ class Manifest:
         with blame(file):
             write_file(file, sealed(FORMAT, record, indent=None))
 
-    def copy(self) -> Manifest:
-        """Return a copy whose domains and bases can be changed."""
-        return Manifest(self.backbone, dict(self.domains), dict(self.bases))
-
     def references(self) -> set[str]:
         """Return the names of all blobs in use."""
         owners = [*self.bases.values(), *(entry.blobs for entry in self.domains.values())]

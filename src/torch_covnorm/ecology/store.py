@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,9 +125,7 @@ class Ecology:
 
     def entry(self, name: str) -> Entry:
         """Return a domain's entry in the manifest; an unknown name is an error."""
-        domains = self._manifest().domains
-        self._check_known("domain", name, domains)
-        return domains[name]
+        return self._known("domain", name, self._manifest().domains)
 
     def network(self, backbone: nn.Module | None = None) -> MultiDomainNetwork:
         """Return the backbone as a `MultiDomainNetwork` without domains, fingerprint checked."""
@@ -150,8 +148,7 @@ class Ecology:
                     del net.bases[basis]
                 raise
 
-        domain = self._read(name, read)
-        net.domains[name] = domain
+        net.domains[name] = domain = self._read(name, read)
         return domain
 
     def _domain(self, net: MultiDomainNetwork, name: str, entry: Entry, prefix: str) -> Domain:
@@ -173,13 +170,12 @@ class Ecology:
 
     def load_basis(self, net: MultiDomainNetwork, name: str) -> None:
         """Add a shared basis to the network."""
-        bases = self.bases
-        self._check_known("basis", name, bases)
-        record = self.blobs.read_record(bases[name]["record"], basis_files.FORMAT)
+        blobs = self._known("basis", name, self.bases)
+        record = self.blobs.read_record(blobs["record"], basis_files.FORMAT)
         tensors: dict[str, Tensor] = {}
-        for part in sorted(set(bases[name]) - {"record"}):
-            tensors |= self.blobs.read_tensors(bases[name][part])
-        with blame(self.blobs.path(bases[name]["record"])):
+        for part in sorted(set(blobs) - {"record"}):
+            tensors |= self.blobs.read_tensors(blobs[part])
+        with blame(self.blobs.path(blobs["record"])):
             net.bases[name] = basis_files.unpacked(net, record, tensors)
 
     def details(self, name: str) -> dict[str, Any]:
@@ -248,9 +244,8 @@ class Ecology:
     def remove(self, names: Sequence[str]) -> None:
         """Remove domains, and the bases that no domain uses any more."""
         with self._changing() as manifest:
-            for name in names:
-                self._check_known("domain", name, manifest.domains)
-            for name in set(names):
+            for name in dict.fromkeys(names):
+                self._known("domain", name, manifest.domains)
                 del manifest.domains[name]
 
     def check_new(self, name: str, manifest: Manifest | None = None) -> None:
@@ -280,17 +275,17 @@ class Ecology:
     def _manifest(self) -> Manifest:
         return self._current()[1]
 
-    def _check_known(self, what: str, name: str, known: Collection[str]) -> None:
+    def _known(self, what: str, name: str, known: Mapping[str, T]) -> T:
         if name not in known:
             raise CovNormError(f"{self.folder}: unknown {what} {name!r}: {choices(name, known)}")
+        return known[name]
 
     def _read(self, name: str, read: Callable[[Entry], T]) -> T:
         """Read blobs of a domain; if the store changes meanwhile, read them once more."""
         while True:
             manifest = self._manifest()
-            entry = self.entry(name)
             try:
-                return read(entry)
+                return read(self.entry(name))
             except CovNormError:
                 if self._manifest() is manifest:
                     raise
@@ -300,7 +295,8 @@ class Ecology:
         """Yield a copy of the manifest to change; it replaces the manifest if nothing fails."""
         with locked(self.folder / ".lock"):
             self._cached = None  # read the file again: nobody else writes while the lock is held
-            manifest = self._manifest().copy()
+            stored = self._manifest()
+            manifest = Manifest(stored.backbone, dict(stored.domains), dict(stored.bases))
             try:
                 yield manifest
                 used = {entry.basis for entry in manifest.domains.values()}
@@ -345,7 +341,7 @@ class Ecology:
         record, tensors = files.packed(net, domain, dtype)
         blobs = {
             **(old.blobs if old else {}),
-            "record": self.blobs.write_record(files.FORMAT, {**record, "name": name}),
+            "record": self.blobs.write_record(files.FORMAT, record),
             "tensors": self.blobs.write_tensors(tensors),
             "details": self.blobs.write_record(DETAILS, details.facts),
         }
@@ -356,12 +352,9 @@ class Ecology:
         if details.moments:
             blobs["moments"] = self.blobs.write_moments(details.moments)
         if details.examples:
-            blobs["examples"] = self.blobs.write_tensors(
-                {
-                    key: torch.frombuffer(bytearray(png), dtype=torch.uint8)
-                    for key, png in details.examples.items()
-                }
-            )
+            images = {key: bytearray(png) for key, png in details.examples.items()}
+            tensors = {k: torch.frombuffer(png, dtype=torch.uint8) for k, png in images.items()}
+            blobs["examples"] = self.blobs.write_tensors(tensors)
         count = domain.num_parameters()
         return Entry(
             method=details.facts["method"],

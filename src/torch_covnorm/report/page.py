@@ -48,7 +48,6 @@ def _unbroken(write: Callable[..., str]) -> Callable[..., str]:
 
 @contextlib.contextmanager
 def _blame(what: str, errors: tuple[type[Exception], ...] = MALFORMED) -> Iterator[None]:
-    """Blame missing or malformed values on `what`."""
     try:
         yield
     except errors as error:
