@@ -313,7 +313,7 @@ class Ecology:
         for key, value in tensors.items():
             factor = key.rpartition("/")[0] in record["sites"]
             parts["tensors" if factor else "moments"][key] = value
-        blobs = {part: self.blobs.write_tensors(found) for part, found in parts.items() if found}
+        blobs = {part: self.blobs.write_tensors(group) for part, group in parts.items() if group}
         return {"record": self.blobs.write_record(basis_files.FORMAT, record), **blobs}
 
     def _basis_state(self, manifest: Manifest, basis: str) -> tuple[str | None, int]:

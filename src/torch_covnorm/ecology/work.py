@@ -67,12 +67,12 @@ def unfinished(work: Path, settings: dict[str, Any]) -> Snapshot:
     try:
         known = job.load()
     except CovNormError as error:
-        reason = f"damaged: {error}"
+        reason = f"is damaged ({error})"
         if isinstance(error, SnapshotMismatch):
-            reason = f"with other settings or images ({error.key})"
+            reason = f"has other settings or images ({error.key})"
         raise CovNormError(
-            f"{work}: unfinished work is there, {reason}: give the same command as then to go on, "
-            "or --fresh to begin anew"
+            f"{work}: the unfinished work {reason}: continue it with the same command as before, "
+            "or discard it with --fresh"
         ) from None
     if known is None:
         job.save({})

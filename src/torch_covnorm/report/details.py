@@ -204,10 +204,8 @@ def _confusion(record: Mapping[str, Any], key: str) -> dict[str, Any] | None:
     rows = figure = None
     if len(names) <= NUMBERED:
         shades = np.sqrt(shares).round(2).tolist()
-        rows = [
-            (name, list(zip(n, shade, strict=True)))
-            for name, n, shade in zip(names, counts.tolist(), shades, strict=True)
-        ]
+        cells = map(zip, counts.tolist(), shades)
+        rows = list(zip(names, cells, strict=True))
     else:
         right = 100 * np.trace(counts) / max(counts.sum(), 1)
         label = f"Confusion matrix of {len(names)} classes; {right:.1f} percent on the diagonal"
