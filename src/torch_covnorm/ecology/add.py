@@ -144,31 +144,26 @@ def _adapt(
     return runs
 
 
+@torch.no_grad()
 def _check_size(net: MultiDomainNetwork, data: Decoded, preprocessing: dict[str, Any]) -> None:
     """Check, before any training, that the network takes images of this size."""
-    native, image = preprocessing["size"], next(iter(data.splits.values())).x[:1]
-    if (error := _refusal(net, image, preprocessing)) is None:
-        return
-    remedy = f"its native size, {native} (--size {native})"
-    if _refusal(net, image.new_zeros(1, 3, native, native), preprocessing) is not None:
-        remedy = "a size it takes (--size)"
-    raise CovNormError(
-        f"the backbone does not take images of {data.size} × {data.size} pixels ({error}): decode "
-        f"them at {remedy}"
-    )
-
-
-@torch.no_grad()
-def _refusal(
-    net: MultiDomainNetwork, image: torch.Tensor, preprocessing: dict[str, Any]
-) -> Exception | None:
-    """Return what the backbone raises on an image; a network may raise anything."""
-    device = next(net.backbone.parameters()).device
-    try:
-        net.eval().backbone(as_input(image, preprocessing).to(device))
-    except Exception as error:
-        return error
-    return None
+    native, device = preprocessing["size"], next(net.backbone.parameters()).device
+    refused: dict[int, Exception] = {}
+    for size in (data.size, native):
+        image = torch.zeros(1, 3, size, size, dtype=torch.uint8)
+        try:
+            net.eval().backbone(as_input(image, preprocessing).to(device))
+        except Exception as error:  # a network may raise anything
+            refused[size] = error
+        else:
+            break
+    if data.size in refused:
+        other = "a size it takes (--size)"
+        remedy = other if native in refused else f"its native size, {native} (--size {native})"
+        raise CovNormError(
+            f"the backbone does not take images of {data.size} × {data.size} pixels "
+            f"({refused[data.size]}): decode them at {remedy}"
+        )
 
 
 def _source(data: Decoded, source: Mapping[str, Any]) -> dict[str, Any]:
