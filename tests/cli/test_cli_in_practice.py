@@ -162,7 +162,7 @@ def test_a_preset_decides_how_a_is_trained(tmp_path, monkeypatch):
     right, seen = adding.adapt, []
 
     def adapt(net, name, *args, **kwargs):
-        seen.append((name, args[2].training))
+        seen.append((name, kwargs["method"].training))
         return right(net, name, *args, **kwargs)
 
     monkeypatch.setattr(adding, "adapt", adapt)

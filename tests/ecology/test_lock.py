@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from torch_covnorm import CovNormError
-from torch_covnorm.ecology.lock import locked
+from torch_covnorm.ecology.work import locked
 
 
 def test_a_second_holder_waits_for_the_first(tmp_path):

@@ -52,7 +52,7 @@ def test_two_processes_that_add_the_same_name_at_once_one_is_refused(house, expe
     results = sorted(child.result() for child in children)
     assert [word for word, _ in results] == ["done", "error"]
     message = results[1][1]
-    assert "'digits' is being added by another process" in message or "already" in message
+    assert "another process is adding domain 'digits'" in message or "already" in message
     assert house.entry("digits").blobs["tensors"] == expected
     assert verify(house.folder) == []
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import nn
 
 from ..compress.collect import collect
 from ..compress.covnorm import decompose_sites
-from ..compress.precision import PRECISIONS, round_, storage_of, stored_bytes
+from ..compress.precision import PRECISIONS, stored_bytes
 from ..data.decode import Decoded
 from ..data.loader import Batches, as_input
 from ..errors import CovNormError
@@ -65,203 +64,111 @@ def add(
     reporter = reporter or Reporter()
     if not replace:
         ecology.check_new(name)
-    if METHODS[config.method].joint:
+    if METHODS[config.run.method].joint:
         raise CovNormError(
-            f"method={config.method!r} is for several domains: add each by 'covnorm' or 'ra', then "
-            "run covnorm join"
+            f"method={config.run.method!r} is for several domains: add each by 'covnorm' or 'ra', "
+            "then run covnorm join"
         )
-    busy = f"{ecology.folder}: another process is adding domain {name!r}: wait until it is done"
-    with workplace(ecology.workplace(name), busy, fresh) as work, random_numbers_kept():
-        net = ecology.network(backbone).to(device)
-        preprocessing = ecology.backbone["preprocessing"]
-        inputs = {**preprocessing, "size": data.size, "fit": data.fit}
-        check_for(net, [name], config.run)
-        _check_validation(config.run, data)
-        _check_size(net, data, inputs, preprocessing["size"])
-        settings = {**config.record(), "domain": name, "data": data.digest}
-        settings["backbone"] = ecology.backbone["fingerprint"]
-        job = unfinished(work, settings)
-        adding = _Adding(net, name, data, config, work, reporter, inputs)
-        if "before" not in (known := job.load() or {}):
-            reporter.stage("bare", "a linear head on the frozen network: what adapting must beat")
-            known = {"before": adding.bare()}
-            job.save(known)
-        facts, kept = adding.adapt(known["before"])
-        facts["source"] = {**_summary(data), **_absolute(source or {})}
-        facts["history"] = [*_history(ecology, name), event("add", config.method, facts["results"])]
-        reporter.stage("store", "write tensors, results and statistics into the ecology")
-        dtype = PRECISIONS[facts["results"]["dtype"]]
-        ecology.put(net, {name: Details(facts, **kept)}, dtype, replace)
-    return facts
-
-
-@dataclass
-class _Adding:
-    """One `add` in progress."""
-
-    net: MultiDomainNetwork
-    name: str
-    data: Decoded
-    config: AddConfig
-    work: Path
-    reporter: Reporter
-    inputs: dict[str, Any]
-
-    @property
-    def held_out(self) -> str:
-        return measure.held_out(self.data)
-
-    def batches(self, split: str, shuffle: bool = False, shown: bool = False) -> Batches | None:
-        if split not in self.data.splits:
-            return None
-        part, size = self.data.splits[split], self.config.batch if shuffle else 64
-        progress = self.reporter.images if shown else None
-        return Batches(part.x, part.y, self.inputs, size, shuffle, progress)
-
-    def bare(self) -> float:
-        train, test = self.batches("train", shown=True), self.batches(self.held_out)
-        assert train is not None
-        assert test is not None
-        return linear_accuracy(self.net, len(self.data.classes), train, self.batches("val"), test)
-
-    def adapt(self, before: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Train, compress and measure; return the domain's facts, and what is stored beside them.
-
-        The domain is then in the network as it is stored.
-        """
-        config, start, results = self.config.run, None, []
-        if "adapter" in config.options:
-            start = "trained" if self.name != "trained" else "trained-a"
-            training = config.training_of_A(TRAINED_BY[str(config.options["adapter"])])
-            results.append(self._adapt(start, training, self.work / "trained"))
-        results.append(self._adapt(self.name, config, self.work / "domain", start))
-        last = results[-1]
-        moments, parts = last.moments, last.parts
-        if config.method in FULL:
-            self.reporter.stage("moments", "n, mean, covariance of A's input, for joining later")
-            moments = collect(self.net, self.name, self.batches("train", shown=True) or [])
-            parts = decompose_sites(self.net, self.name, moments)
-        last.dtype = last.dtype or self.config.dtype
-        if last.storage is None:
-            last.storage = storage_of(self.net, self.name, self.batches("val"))
-        round_(self.net, self.name, PRECISIONS[last.dtype])
-        found, examples = self._results(before, results)
-        found["spectra"] = measure.spectra(parts or {})
-        facts = {"method": config.method, "settings": self.config.record(), "results": found}
-        trained = None if start is None else self.net.domain(start)
-        return facts, {"moments": moments, "trained": trained, "examples": examples}
-
-    def _adapt(
-        self, name: str, config: Config, snapshot: Path, start: str | None = None
-    ) -> Adapted:
-        done: Adapted = adapt(
-            self.net,
-            name,
-            self.batches("train", shuffle=True),
-            self.batches("val"),
-            config,
-            classes=list(self.data.classes) if start is None else None,
-            start=start,
-            statistics=self.batches("train"),
-            test=self.batches(self.held_out),
-            augment=self.config.augment,
-            progress=self.reporter.training,
-            snapshot=snapshot,
-        )
-        self.net.domain(name).preprocessing = dict(self.inputs)
-        return done
-
-    def _results(
-        self, before: float, results: list[Adapted]
-    ) -> tuple[dict[str, Any], dict[str, bytes]]:
-        part, last = self.data.splits[self.held_out], results[-1]
-        dtype = PRECISIONS[str(last.dtype)]
-        trained = results[0].domain if len(results) > 1 else None
-        self.reporter.stage(
-            "measure", f"the stored domain on {len(part.y):,} {self.held_out} images"
-        )
-        measured, examples, final = measure.predictions(
-            self.net, self.name, part, self.data.classes
-        )
-        tested = {stage: value for r in results for stage, value in r.tested.items()}
-        seconds = {stage: value for r in reversed(results) for stage, value in r.seconds.items()}
-        found = {
-            "on": self.held_out,
-            "accuracy": {
-                "before": before,
-                "adapted": results[0].tested.get("train"),
-                "compressed": tested.get("normalize"),
-                "final": final,
-            },
-            **last.record(),
-            **measured,
-            "seconds": {**dict.fromkeys(STAGES, 0.0), **seconds},
-            "trained_bytes": trained and stored_bytes(self.net, trained, dtype),
-            **measure.sizes(self.net, self.name, dtype),
-        }
-        return found, examples
-
-
-def event(what: str, method: str, results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one line of a domain's history."""
-    return {
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "what": what,
-        "method": method,
-        "accuracy": results["accuracy"]["final"],
-        "stages": results["accuracy"],
-        "parameters": results["counted"],
-        "bytes": results["bytes"],
-    }
-
-
-def _check_validation(config: Config, data: Decoded) -> None:
-    if config.options.get("max_drop") is not None and "val" not in data.splits:
+    if config.run.options.get("max_drop") is not None and "val" not in data.splits:
         raise CovNormError(
             "max_drop (--max-drop) needs validation images, and there are too few images to hold "
             "some out: choose the ranks with variance or budget"
         )
+    busy = f"{ecology.folder}: another process is adding domain {name!r}: wait until it is done"
+    with workplace(ecology.workplace(name), busy, fresh) as work, random_numbers_kept():
+        net = ecology.network(backbone).to(device)
+        check_for(net, [name], config.run)
+        _check_size(net, data, ecology.backbone["preprocessing"])
+        settings = {**config.record(), "domain": name, "data": data.digest}
+        settings["backbone"] = ecology.backbone["fingerprint"]
+        job = unfinished(work, settings)
+        inputs = {**ecology.backbone["preprocessing"], "size": data.size, "fit": data.fit}
+        loaders = measure.loaders(data, inputs, config.batch)
+        images = data.splits["train"]
+        watched = Batches(images.x, images.y, inputs, 64, progress=reporter.images)
+        if "before" not in (known := job.load() or {}):
+            reporter.stage("bare", "a linear head on the frozen network: what adapting must beat")
+            held_out = loaders["val"], loaders["test"]
+            known = {"before": linear_accuracy(net, len(data.classes), watched, *held_out)}
+            job.save(known)
+        runs = _adapt(net, name, data, config, work, progress=reporter.training, **loaders)
+        last = runs[-1]
+        moments, parts = last.moments, last.parts
+        if config.run.method in FULL:
+            reporter.stage("moments", "n, mean, covariance of A's input, for joining later")
+            moments = collect(net, name, watched)
+            parts = decompose_sites(net, name, moments)
+        earlier = {
+            "accuracy": {"before": known["before"], "adapted": runs[0].tested.get("train")},
+            "seconds": {**dict.fromkeys(STAGES, 0.0), **runs[0].seconds},
+            "spectra": measure.spectra(parts or {}),
+            "trained_bytes": None,
+        }
+        results, examples = measure.finish_(
+            net, last, data, loaders["val"], config.dtype, earlier, reporter
+        )
+        dtype, trained = PRECISIONS[results["dtype"]], None
+        if len(runs) > 1:
+            trained = net.domain(runs[0].domain)
+            results["trained_bytes"] = stored_bytes(net, runs[0].domain, dtype)
+        origin = {"source": _source(data, source or {}), "history": _history(ecology, name)}
+        facts = measure.facts_after("add", config.record(), results, origin)
+        reporter.stage("store", "write tensors, results and statistics into the ecology")
+        ecology.put(net, {name: Details(facts, moments, trained, examples)}, dtype, replace)
+    return facts
 
 
-def _check_size(
-    net: MultiDomainNetwork, data: Decoded, inputs: dict[str, Any], native: int
-) -> None:
-    """Check, before any training, that the network takes images of this size."""
-    image = next(iter(data.splits.values())).x[:1]
-    if (error := _refusal(net, image, inputs)) is None:
-        return
-    other = _refusal(net, image.new_zeros(1, 3, native, native), {**inputs, "size": native})
-    remedy = (
-        f"its native size, {native} (--size {native})"
-        if other is None
-        else "a size it takes (--size)"
-    )
-    raise CovNormError(
-        f"the backbone does not take images of {data.size} × {data.size} pixels ({error}): decode "
-        f"them at {remedy}"
-    )
+def _adapt(
+    net: MultiDomainNetwork, name: str, data: Decoded, config: AddConfig, work: Path, **shared: Any
+) -> list[Adapted]:
+    """Train A, if the method starts from a trained one, then adapt; return the runs in order."""
+    run, runs = config.run, []
+    steps: list[tuple[str, Config, str | None]] = [(name, run, None)]
+    if "adapter" in run.options:
+        start = "trained" if name != "trained" else "trained-a"
+        training = run.training_of_A(TRAINED_BY[str(run.options["adapter"])])
+        steps = [(start, training, None), (name, run, start)]
+    for domain, settings, from_ in steps:
+        done: Adapted = adapt(
+            net,
+            domain,
+            method=settings,
+            classes=list(data.classes) if from_ is None else None,
+            start=from_,
+            augment=config.augment,
+            snapshot=work / ("domain" if domain == name else "trained"),
+            **shared,
+        )
+        net.domain(domain).preprocessing = dict(shared["train"].preprocessing)
+        runs.append(done)
+    return runs
 
 
 @torch.no_grad()
-def _refusal(
-    net: MultiDomainNetwork, image: torch.Tensor, inputs: dict[str, Any]
-) -> Exception | None:
-    """What the backbone raises on an image; a network may raise anything."""
-    device = next(net.backbone.parameters()).device
-    try:
-        net.eval().backbone(as_input(image, inputs).to(device))
-    except Exception as error:
-        return error
-    return None
+def _check_size(net: MultiDomainNetwork, data: Decoded, preprocessing: dict[str, Any]) -> None:
+    """Check, before any training, that the network takes images of this size."""
+    native, device = preprocessing["size"], next(net.backbone.parameters()).device
+    refused: dict[int, Exception] = {}
+    for size in (data.size, native):
+        image = torch.zeros(1, 3, size, size, dtype=torch.uint8)
+        try:
+            net.eval().backbone(as_input(image, preprocessing).to(device))
+        except Exception as error:  # a network may raise anything
+            refused[size] = error
+        else:
+            break
+    if data.size in refused:
+        other = "a size it takes (--size)"
+        remedy = other if native in refused else f"its native size, {native} (--size {native})"
+        raise CovNormError(
+            f"the backbone does not take images of {data.size} × {data.size} pixels "
+            f"({refused[data.size]}): decode them at {remedy}"
+        )
 
 
-def _absolute(source: Mapping[str, Any]) -> dict[str, Any]:
-    """The source with an absolute path: later commands may run in another folder."""
+def _source(data: Decoded, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the images. Their path becomes absolute: later commands may run elsewhere."""
     path = {"path": str(Path(source["path"]).absolute())} if "path" in source else {}
-    return {**source, **path}
-
-
-def _summary(data: Decoded) -> dict[str, Any]:
     return {
         "digest": data.digest,
         "images": {split: len(part.y) for split, part in data.splits.items()},
@@ -270,14 +177,12 @@ def _summary(data: Decoded) -> dict[str, Any]:
         "left_out": [list(pair) for pair in data.unreadable[:LISTED]],
         "duplicates": len(data.duplicates),
         "twice": [list(pair) for pair in data.duplicates[:LISTED]],
+        **source,
+        **path,
     }
 
 
 def _history(ecology: Ecology, name: str) -> list[dict[str, Any]]:
-    if name not in ecology.domains:
-        return []
-    try:
-        history: list[dict[str, Any]] = ecology.details(name)["history"]
-    except CovNormError:  # replacing a damaged domain heals it
-        return []
-    return history
+    with contextlib.suppress(CovNormError):  # a new domain, or a damaged one that is replaced
+        return list(ecology.details(name).get("history", ()))
+    return []

@@ -8,16 +8,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from ..errors import CovNormError
 from ..records import blame, read_whole, sealed, unsealed, write_file
+from ..stats.moments import Moments
 
+MOMENTS = ("n", "images", "mean", "scatter")
 BLOB = re.compile(r"([0-9a-f]{64})\.(json|safetensors)")
 TEMPORARY = re.compile(r"\.[0-9a-f]{64}\.(json|safetensors)\.[0-9a-f]{16}")
 
@@ -73,6 +76,36 @@ class Blobs:
             # safetensors holds names, dtypes, offsets and raw numbers: there is no code to run.
             return safetensors.torch.load(data)
 
+    def write_moments(self, moments: Mapping[str, Moments]) -> str:
+        """Store {site: moments} in float64: n, images, mean (d,), scatter (d(d+1)/2,).
+
+        The scatter is symmetric, so only its upper half is stored.
+        """
+        tensors: dict[str, Tensor] = {}
+        for site, m in moments.items():
+            state = m.state_dict()
+            state["scatter"] = state["scatter"][*torch.triu_indices(m.d, m.d)]
+            tensors |= {f"{site}/{part}": value.cpu() for part, value in state.items()}
+        return self.write_tensors(tensors)
+
+    def read_moments(self, blob: str) -> dict[str, Moments]:
+        """Return what `write_moments` was given."""
+        tensors, moments = self.read_tensors(blob), {}
+        sites = dict.fromkeys(key.rpartition("/")[0] for key in tensors)
+        with blame(self.path(blob)):
+            if set(tensors) != {f"{site}/{part}" for site in sites for part in MOMENTS}:
+                raise CovNormError("is not a file of moments: restore it from a copy")
+            for site in sites:
+                state = {part: tensors[f"{site}/{part}"] for part in MOMENTS}
+                d, half = len(state["mean"]), state["scatter"]
+                if half.shape != (d * (d + 1) // 2,):
+                    raise CovNormError(f"site {site!r}: the scatter has the wrong shape")
+                rows, columns = torch.triu_indices(d, d)
+                state["scatter"] = half.new_empty(d, d)
+                state["scatter"][rows, columns] = state["scatter"][columns, rows] = half
+                moments[site] = Moments.from_state(state)
+        return moments
+
     def size(self, blob: str) -> int:
         """Return the number of bytes of a blob."""
         with blame(self.path(blob)):
@@ -80,7 +113,7 @@ class Blobs:
 
     def names(self) -> set[str]:
         """Return the names of all blobs in the folder."""
-        return {file.name for file in self._files() if BLOB.fullmatch(file.name)}
+        return {file.name for file in self.folder.glob("*") if BLOB.fullmatch(file.name)}
 
     def sweep(self, kept: Container[str]) -> None:
         """Remove the blobs that are not in `kept`, and leave files that are not blobs alone.
@@ -88,11 +121,7 @@ class Blobs:
         What cannot be removed now is harmless, and a later change removes it.
         """
         with contextlib.suppress(OSError):
-            for file in list(self._files()):
+            for file in list(self.folder.glob("*")):
                 unused = BLOB.fullmatch(file.name) and file.name not in kept
                 if unused or TEMPORARY.fullmatch(file.name):
                     file.unlink(missing_ok=True)
-
-    def _files(self) -> Iterator[Path]:
-        if self.folder.is_dir():
-            yield from self.folder.iterdir()

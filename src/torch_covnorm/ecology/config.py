@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..compress.precision import PRECISIONS, SMALLEST
-from ..errors import CovNormError, choices
+from ..errors import CovNormError
 from ..methods.config import Config
 from ..methods.recipes import METHODS
 from ..methods.settings import configure
@@ -38,19 +38,13 @@ class AddConfig:
     batch: int
     augment: Callable[[Tensor], Tensor] | None
     dtype: str
-    seed: int
-
-    @property
-    def method(self) -> str:
-        """The name of the method."""
-        return self.run.method
 
     def record(self) -> dict[str, Any]:
         """Return the settings as plain JSON, as the store keeps them."""
         return {
-            "method": self.method,
+            "method": self.run.method,
             "batch": self.batch,
-            "seed": self.seed,
+            "seed": self.run.training.seed,
             "dtype": self.dtype,
             "augment": self.augment and [plain(self.augment), repr(self.augment)],
             **plain(self.given),
@@ -80,9 +74,8 @@ def add_config(
             variance=0.99.
     """
     given = {"norms": "batch" if method == "bn" else NORMS, **(options or {})}
-    for key, option in (("seed", "--seed"), ("dtype", "--dtype")):
-        if key in given:
-            raise CovNormError(f"{key}= is not an option of a method: give it with {option}")
+    for key in sorted({"seed", "dtype"} & set(given)):
+        raise CovNormError(f"{key}= is not an option of a method: give it with --{key}")
     if method == "covnorm" and not RANK_RULES & set(given):
         given |= {"max_drop": MAX_DROP} if validation else {"variance": VARIANCE}
     if "max_drop" in given:
@@ -97,9 +90,6 @@ def add_config(
             f"dtype={SMALLEST!r} is for method 'covnorm' with max_drop: choose "
             f"{', '.join(PRECISIONS)}"
         )
-    kept = {"dtype": dtype} if "dtype" in known else {}
-    run = configure(method, {**given, **kept, "seed": seed})
-    adapter = run.options.get("adapter", "residual")
-    if adapter not in TRAINED_BY:
-        raise CovNormError(f"adapter={adapter!r}: {choices(adapter, TRAINED_BY)}")
-    return AddConfig(run=run, given=given, batch=batch, augment=augment, dtype=dtype, seed=seed)
+    rounding = {"dtype": dtype} if "dtype" in known else {}
+    run = configure(method, {**given, **rounding, "seed": seed})
+    return AddConfig(run, given, batch, augment, dtype)

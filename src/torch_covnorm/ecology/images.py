@@ -22,9 +22,8 @@ def decode_for(
 
     options: `strict`, `limit` and `progress` of `decode`.
     """
-    limit = ecology.backbone["preprocessing"]["size"]
-    cache = ecology.folder / "cache"
-    return decode(source, size, fit, size_limit=limit, cache=cache, **options)
+    options["size_limit"] = ecology.backbone["preprocessing"]["size"]
+    return decode(source, size, fit, cache=ecology.folder / "cache", **options)
 
 
 def images_of(

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..compress.precision import PRECISIONS, round_, storage_of
+from ..compress.precision import PRECISIONS
 from ..data.decode import Decoded
-from ..data.loader import Batches
 from ..errors import CovNormError
 from ..methods.adapt import adapt
 from ..methods.result import Adapted
 from ..network.domain import check_name
-from ..network.network import MultiDomainNetwork
 from ..training.progress import Reporter
 from ..training.seeds import random_numbers_kept
 from . import measure
-from .add import FULL, event
+from .add import FULL
 from .config import AddConfig, add_config
 from .manifest import Entry
 from .prediction import preprocessing
@@ -63,38 +59,54 @@ def join(
     place = ecology.folder / "work" / "bases" / basis
     with workplace(place, busy, fresh) as work, random_numbers_kept():
         net = ecology.network(backbone).to(device)
-        for name in old:
-            ecology.load(net, name)
-        for name in new:
-            ecology.load(net, name, trained="trained.record" in entries[name].blobs)
+        for name in [*old, *new]:
+            trained = name in new and "trained.record" in entries[name].blobs
+            ecology.load(net, name, trained=trained)
         whole = {n: copy.deepcopy(net.domain(n)) for n in new if entries[n].method in FULL}
         before = {name: entries[name] for name in [*old, *new]}
-        parts: dict[str, Decoded] = {}
-        done: dict[str, Adapted] = {}
-        for some in (new, old):  # the old ones only if the basis has grown
-            some = some if some is new or not new else _to_tune(done, old)
-            if some:
-                reporter.stage("decode", f"the images of {', '.join(some)}")
-                parts |= {name: data(name) for name in some}
-                made_from = {name: [parts[name].digest, before[name].blobs] for name in some}
-                part = work / ("new" if some is new else "old")
-                unfinished(part, {**config.record(), "made from": made_from})
-                done |= _adapted(net, {n: parts[n] for n in some}, config, part, reporter)
-        details, dtype = {}, PRECISIONS[config.dtype]
-        for name, found in done.items():
-            found.dtype = config.dtype
-            found.storage = storage_of(net, name, _batches(net, name, parts[name], "val"))
-            round_(net, name, dtype)
-            kept = _details(ecology, net, name, parts[name], found, config, reporter)
-            details[name] = replace(kept, trained=whole.get(name))
-        ecology.put(net, details, dtype, replace=True, before=before)
+        images: dict[str, Decoded] = {}
+        loaders: dict[str, dict[str, Any]] = {}
+        runs: dict[str, Adapted] = {}
+        for part, some in (("new", new), ("old", old)):
+            if part == "old" and new:  # only those that the grown basis changes
+                joined = runs[new[0]].joined
+                some = [n for n in old if joined is not None and n in joined.retune]
+            if not some:
+                continue
+            reporter.stage("decode", f"the images of {', '.join(some)}")
+            for name in some:
+                images[name] = data(name)
+                inputs = preprocessing(net, name)
+                loaders[name] = measure.loaders(images[name], inputs, config.batch)
+            made_from = {name: [images[name].digest, before[name].blobs] for name in some}
+            unfinished(work / part, {**config.record(), "made from": made_from})
+            by_name: Any = {key: {n: loaders[n][key] for n in some} for key in measure.LOADERS}
+            runs |= adapt(
+                net,
+                some,
+                method=config.run,
+                augment=config.augment,
+                progress=reporter.training,
+                snapshot=work / part / "domains",
+                **by_name,
+            )
+        details = {}
+        for name, run in runs.items():
+            facts, val = ecology.details(name), loaders[name]["val"]
+            results, examples = measure.finish_(
+                net, run, images[name], val, config.dtype, facts["results"], reporter
+            )
+            facts = measure.facts_after("join", config.record(), results, facts)
+            details[name] = Details(
+                facts, trained=whole.get(name), examples=examples, keep_rest=True
+            )
+        ecology.put(net, details, PRECISIONS[config.dtype], replace=True, before=before)
     return {name: kept.facts for name, kept in details.items()}
 
 
 def _chosen(
     ecology: Ecology, entries: Mapping[str, Entry], names: Sequence[str], old: Sequence[str]
 ) -> list[str]:
-    """The domains that join the basis; without names, all that are in none."""
     able = [n for n, e in entries.items() if e.method in FULL or "trained.record" in e.blobs]
     free = [n for n in able if entries[n].basis is None]
     new = [n for n in dict.fromkeys(names or free) if n not in old]
@@ -107,77 +119,3 @@ def _chosen(
     if len(new) + len(old) < 2:
         raise CovNormError(f"{ecology.folder}: joining needs at least two domains with trained A's")
     return new
-
-
-def _to_tune(done: Mapping[str, Adapted], old: Sequence[str]) -> list[str]:
-    joined = next(iter(done.values())).joined
-    return [n for n in old if joined is not None and n in joined.retune]
-
-
-def _adapted(
-    net: MultiDomainNetwork,
-    parts: Mapping[str, Decoded],
-    config: AddConfig,
-    work: Path,
-    reporter: Reporter,
-) -> dict[str, Adapted]:
-    def batches(split: str, size: int = 64, shuffle: bool = False) -> dict[str, Batches | None]:
-        return {n: _batches(net, n, part, split, size, shuffle) for n, part in parts.items()}
-
-    held_out = {n: _batches(net, n, p, measure.held_out(p)) for n, p in parts.items()}
-    done: dict[str, Adapted] = adapt(
-        net,
-        list(parts),
-        batches("train", config.batch, shuffle=True),
-        batches("val"),
-        config.run,
-        statistics=batches("train"),
-        test=held_out,
-        augment=config.augment,
-        progress=reporter.training,
-        snapshot=work / "domains",
-    )
-    return done
-
-
-def _batches(
-    net: MultiDomainNetwork,
-    name: str,
-    data: Decoded,
-    split: str,
-    size: int = 64,
-    shuffle: bool = False,
-) -> Batches | None:
-    images = data.splits.get(split)
-    return images and Batches(images.x, images.y, preprocessing(net, name), size, shuffle)
-
-
-def _details(
-    ecology: Ecology,
-    net: MultiDomainNetwork,
-    name: str,
-    data: Decoded,
-    found: Adapted,
-    config: AddConfig,
-    reporter: Reporter,
-) -> Details:
-    """The domain's facts with its new results; everything else stored with it stays."""
-    facts = ecology.details(name)
-    split = measure.held_out(data)
-    part = data.splits[split]
-    reporter.stage("measure", f"{name} as stored, on {len(part.y):,} {split} images")
-    measured, pictures, final = measure.predictions(net, name, part, data.classes)
-    results = facts["results"]
-    stages = {"compressed": found.tested.get("normalize"), "final": final}
-    seconds = {**results["seconds"], **found.seconds}
-    results |= {
-        "accuracy": {**results["accuracy"], **stages},
-        "on": split,
-        **{k: v for k, v in found.record().items() if k != "forgetting"},
-        **measured,
-        "seconds": seconds,
-        **measure.sizes(net, name, PRECISIONS[config.dtype]),
-    }
-    facts |= {"method": METHOD, "settings": config.record()}
-    facts["history"] = [*facts["history"], event("join", METHOD, facts["results"])]
-    return Details(facts, examples=pictures, keep_rest=True)

@@ -58,15 +58,16 @@ class Manifest:
         """Read and check a manifest. Its checksum may fit although someone has forged it."""
         record = read(file, FORMAT)
         with blame(file):
-            _check_backbone(record["backbone"])
-            for name, blobs in record["bases"].items():
-                check_name(name)
-                _check_blobs(f"basis {name!r}", blobs, {"record", "tensors"})
-            for name, entry in record["domains"].items():
-                check_name(name)
-                _check_entry(f"domain {name!r}", entry, record["bases"])
-            domains = {name: Entry(**entry) for name, entry in record["domains"].items()}
-            return cls(record["backbone"], domains, record["bases"])
+            backbone, bases, domains = (record[key] for key in ("backbone", "bases", "domains"))
+            if missing := BACKBONE - set(backbone):
+                raise CovNormError(f"the backbone lacks the keys {', '.join(sorted(missing))}")
+            if backbone["weights"] is not None:
+                _check_blob(backbone["weights"], "safetensors")
+            for name, blobs in bases.items():
+                _check_blobs(f"basis {check_name(name)!r}", blobs, {"record", "tensors"})
+            for name, entry in domains.items():
+                _check_entry(f"domain {check_name(name)!r}", entry, bases)
+            return cls(backbone, {n: Entry(**entry) for n, entry in domains.items()}, bases)
 
     def write(self, file: Path) -> None:
         """Replace the manifest, whole or not at all."""
@@ -74,22 +75,11 @@ class Manifest:
         with blame(file):
             write_file(file, sealed(FORMAT, record, indent=None))
 
-    def copy(self) -> Manifest:
-        """Return a copy whose domains and bases can be changed."""
-        return Manifest(self.backbone, dict(self.domains), dict(self.bases))
-
     def references(self) -> set[str]:
         """Return the names of all blobs in use."""
         owners = [*self.bases.values(), *(entry.blobs for entry in self.domains.values())]
         weights = {self.backbone["weights"]} - {None}
         return weights.union(*(blobs.values() for blobs in owners))
-
-
-def _check_backbone(backbone: dict[str, Any]) -> None:
-    if missing := BACKBONE - set(backbone):
-        raise CovNormError(f"the backbone lacks the keys {', '.join(sorted(missing))}")
-    if backbone["weights"] is not None:
-        _check_blob(backbone["weights"], "safetensors")
 
 
 def _check_entry(owner: str, entry: dict[str, Any], bases: Container[str]) -> None:

@@ -4,25 +4,41 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..compress.precision import stored_bytes
-from ..data.decode import Decoded, Images
+from ..compress.precision import PRECISIONS, round_, storage_of, stored_bytes
+from ..data.decode import Decoded
+from ..data.loader import Batches
+from ..methods.result import Adapted
 from ..network.accounting import account
 from ..network.network import MultiDomainNetwork
 from ..stats.decomposition import Decomposition
+from ..training.progress import Reporter
 from .prediction import probabilities
 
 LARGEST_CONFUSION = 100  # classes; nobody reads a larger table
 EXAMPLES = 12
+LOADERS = ("train", "val", "statistics", "test")
 
 
 def held_out(data: Decoded) -> str:
     """Return the split to measure accuracy on: test if there is one, else val, else train."""
     return next(split for split in ("test", "val", "train") if split in data.splits)
+
+
+def loaders(data: Decoded, preprocessing: Mapping[str, Any], batch: int) -> dict[str, Any]:
+    """Return the loaders of `LOADERS` as `adapt` takes them; "val" is None without such images."""
+
+    def of(split: str, size: int = 64, shuffle: bool = False) -> Batches | None:
+        images = data.splits.get(split)
+        return images and Batches(images.x, images.y, preprocessing, size, shuffle)
+
+    train = of("train", batch, shuffle=True)
+    return dict(zip(LOADERS, (train, of("val"), of("train"), of(held_out(data))), strict=True))
 
 
 def percent(right: Tensor) -> float:
@@ -47,8 +63,8 @@ def examples(
     Returns a description of each, and {key: PNG}.
     """
     confidence, answers = probabilities.max(1)
-    wrong = _spread((answers != labels).nonzero().flatten().tolist(), EXAMPLES // 3)
-    right = _spread((answers == labels).nonzero().flatten().tolist(), EXAMPLES - len(wrong))
+    wrong = _spread(answers != labels, EXAMPLES // 3)
+    right = _spread(answers == labels, EXAMPLES - len(wrong))
     chosen = {f"{place:03}": i for place, i in enumerate(right + wrong)}
     descriptions = [
         {
@@ -62,19 +78,66 @@ def examples(
     return descriptions, {key: png(images[i]) for key, i in chosen.items()}
 
 
-def predictions(
-    net: MultiDomainNetwork, name: str, part: Images, classes: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, bytes], float]:
-    """Measure a domain on labelled images.
+def finish_(
+    net: MultiDomainNetwork,
+    run: Adapted,
+    data: Decoded,
+    val: Batches | None,
+    dtype: str,
+    earlier: Mapping[str, Any],
+    reporter: Reporter,
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Round an adapted domain to what its file will hold, and measure it.
 
-    Returns "confusion" and "examples" for its results, the examples' images {key: PNG}, and the
-    accuracy in percent.
+    Returns its results, `earlier` ones included, and the images of its examples: {key: PNG}.
     """
-    found = probabilities(net, name, part.x)
-    answers = found.argmax(1)
-    said, images = examples(part.x, part.y, found, classes)
-    table = confusion(part.y, answers, len(classes))
-    return {"confusion": table, "examples": said}, images, percent(answers == part.y)
+    name, split = run.domain, held_out(data)
+    run.dtype = run.dtype or dtype
+    if run.storage is None:
+        run.storage = storage_of(net, name, val)
+    round_(net, name, PRECISIONS[run.dtype])
+    x, labels, _ = data.splits[split]
+    reporter.stage("measure", f"{name} as stored, on {len(labels):,} {split} images")
+    predicted = probabilities(net, name, x)
+    answers = predicted.argmax(1)
+    described, images = examples(x, labels, predicted, data.classes)
+    stages = {"compressed": run.tested.get("normalize"), "final": percent(answers == labels)}
+    results = {
+        **earlier,
+        **run.record(),
+        "on": split,
+        "accuracy": {**earlier["accuracy"], **stages},
+        "seconds": {**earlier["seconds"], **run.seconds},
+        "confusion": confusion(labels, answers, len(data.classes)),
+        "examples": described,
+        **sizes(net, name, PRECISIONS[run.dtype]),
+    }
+    return results, images
+
+
+def facts_after(
+    what: str, settings: dict[str, Any], results: dict[str, Any], earlier: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a domain's facts after `what` was done to it: add, join or upload.
+
+    Of the `earlier` facts, the source stays and the history gets one more line.
+    """
+    event = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "what": what,
+        "method": settings["method"],
+        "accuracy": results["accuracy"]["final"],
+        "stages": results["accuracy"],
+        "parameters": results["counted"],
+        "bytes": results["bytes"],
+    }
+    return {
+        **earlier,
+        "method": settings["method"],
+        "settings": settings,
+        "results": results,
+        "history": [*earlier.get("history", ()), event],
+    }
 
 
 def spectra(parts: Mapping[str, Decomposition]) -> dict[str, dict[str, list[float]]]:
@@ -98,8 +161,9 @@ def sizes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> dict[str, A
     }
 
 
-def _spread(places: list[int], k: int) -> list[int]:
-    """Return at most k of the places, evenly spread."""
+def _spread(chosen: Tensor, k: int) -> list[int]:
+    """Return at most k places of the true values, evenly spread."""
+    places = chosen.nonzero().flatten().tolist()
     k = min(k, len(places))
     return [places[i * len(places) // k] for i in range(k)]
 

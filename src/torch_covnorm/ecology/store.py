@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,11 +24,10 @@ from ..network.domain import Domain, check_name
 from ..network.network import MultiDomainNetwork
 from ..records import blame
 from ..stats.moments import Moments
-from . import moments as moment_files
 from .backbone import describe, rebuild
 from .blobs import Blobs
-from .lock import locked
 from .manifest import MANIFEST, Entry, Manifest
+from .work import locked
 
 DETAILS = "torch-covnorm details"
 T = TypeVar("T")
@@ -66,9 +65,8 @@ class Ecology:
         self.blobs = Blobs(self.folder / "blobs")
         self._cached: tuple[object, Manifest] | None = None
         if not self.file.is_file():
-            remedy = f"Create one: covnorm init {self.folder}"
-            if self.blobs.names():
-                remedy = "Restore it from a copy."
+            create = f"Create one: covnorm init {self.folder}"
+            remedy = "Restore it from a copy." if self.blobs.names() else create
             raise CovNormError(f"{self.file}: no ecology found. {remedy}")
         self._manifest()
 
@@ -127,9 +125,7 @@ class Ecology:
 
     def entry(self, name: str) -> Entry:
         """Return a domain's entry in the manifest; an unknown name is an error."""
-        domains = self._manifest().domains
-        self._check_known("domain", name, domains)
-        return domains[name]
+        return self._known("domain", name, self._manifest().domains)
 
     def network(self, backbone: nn.Module | None = None) -> MultiDomainNetwork:
         """Return the backbone as a `MultiDomainNetwork` without domains, fingerprint checked."""
@@ -152,8 +148,7 @@ class Ecology:
                     del net.bases[basis]
                 raise
 
-        domain = self._read(name, read)
-        net.domains[name] = domain
+        net.domains[name] = domain = self._read(name, read)
         return domain
 
     def _domain(self, net: MultiDomainNetwork, name: str, entry: Entry, prefix: str) -> Domain:
@@ -175,13 +170,12 @@ class Ecology:
 
     def load_basis(self, net: MultiDomainNetwork, name: str) -> None:
         """Add a shared basis to the network."""
-        bases = self.bases
-        self._check_known("basis", name, bases)
-        record = self.blobs.read_record(bases[name]["record"], basis_files.FORMAT)
+        blobs = self._known("basis", name, self.bases)
+        record = self.blobs.read_record(blobs["record"], basis_files.FORMAT)
         tensors: dict[str, Tensor] = {}
-        for part in sorted(set(bases[name]) - {"record"}):
-            tensors |= self.blobs.read_tensors(bases[name][part])
-        with blame(self.blobs.path(bases[name]["record"])):
+        for part in sorted(set(blobs) - {"record"}):
+            tensors |= self.blobs.read_tensors(blobs[part])
+        with blame(self.blobs.path(blobs["record"])):
             net.bases[name] = basis_files.unpacked(net, record, tensors)
 
     def details(self, name: str) -> dict[str, Any]:
@@ -194,25 +188,12 @@ class Ecology:
 
     def moments(self, name: str) -> dict[str, Moments]:
         """Return {site: moments of A's input}; empty if the method collects none."""
-
-        def read(entry: Entry) -> dict[str, Moments]:
-            if (blob := entry.blobs.get("moments")) is None:
-                return {}
-            tensors = self.blobs.read_tensors(blob)
-            with blame(self.blobs.path(blob)):
-                return moment_files.unpacked(tensors)
-
-        return self._read(name, read)
+        return self._read(name, lambda e: _optional(self.blobs.read_moments, e, "moments"))
 
     def examples(self, name: str) -> dict[str, bytes]:
         """Return a few test images of a domain as {key: PNG}."""
-
-        def read(entry: Entry) -> dict[str, bytes]:
-            blob = entry.blobs.get("examples")
-            tensors = {} if blob is None else self.blobs.read_tensors(blob)
-            return {key: value.numpy().tobytes() for key, value in tensors.items()}
-
-        return self._read(name, read)
+        tensors = self._read(name, lambda e: _optional(self.blobs.read_tensors, e, "examples"))
+        return {key: value.numpy().tobytes() for key, value in tensors.items()}
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
@@ -233,7 +214,6 @@ class Ecology:
             before: entries that the domains were made from. If another process has changed one of
                 them since, nothing is stored.
         """
-        bases = {b for n in details if (b := net.domain(n).basis) is not None}
         with self._changing() as manifest:
             for name, entry in (before or {}).items():
                 if manifest.domains.get(name) != entry:
@@ -244,10 +224,17 @@ class Ecology:
             if not replace:
                 for name in details:
                     self.check_new(name, manifest)
-            for basis in bases:
-                if self._fingerprint(manifest, basis) != net.basis(basis).fingerprint:
-                    self._check_users(manifest, basis, details)
-                elif self._rows_seen(manifest, basis) > net.basis(basis).seen:
+            for basis in {b for n in details if (b := net.domain(n).basis) is not None}:
+                fingerprint, seen = self._basis_state(manifest, basis)
+                users = [n for n, entry in manifest.domains.items() if entry.basis == basis]
+                if fingerprint != net.basis(basis).fingerprint:
+                    if others := [n for n in users if n not in details]:
+                        raise CovNormError(
+                            f"{self.folder}: basis {basis!r} is shared by {', '.join(others[:4])}, "
+                            "which this change leaves out: join them together, or choose another "
+                            "--basis"
+                        )
+                elif seen > net.basis(basis).seen:
                     continue  # the same factors; others have joined them in the store since
                 manifest.bases[basis] = self._written_basis(net, basis)
             for name, detail in details.items():
@@ -257,9 +244,8 @@ class Ecology:
     def remove(self, names: Sequence[str]) -> None:
         """Remove domains, and the bases that no domain uses any more."""
         with self._changing() as manifest:
-            for name in names:
-                self._check_known("domain", name, manifest.domains)
-            for name in set(names):
+            for name in dict.fromkeys(names):
+                self._known("domain", name, manifest.domains)
                 del manifest.domains[name]
 
     def check_new(self, name: str, manifest: Manifest | None = None) -> None:
@@ -289,17 +275,17 @@ class Ecology:
     def _manifest(self) -> Manifest:
         return self._current()[1]
 
-    def _check_known(self, what: str, name: str, known: Collection[str]) -> None:
+    def _known(self, what: str, name: str, known: Mapping[str, T]) -> T:
         if name not in known:
             raise CovNormError(f"{self.folder}: unknown {what} {name!r}: {choices(name, known)}")
+        return known[name]
 
     def _read(self, name: str, read: Callable[[Entry], T]) -> T:
         """Read blobs of a domain; if the store changes meanwhile, read them once more."""
         while True:
             manifest = self._manifest()
-            entry = self.entry(name)
             try:
-                return read(entry)
+                return read(self.entry(name))
             except CovNormError:
                 if self._manifest() is manifest:
                     raise
@@ -309,7 +295,8 @@ class Ecology:
         """Yield a copy of the manifest to change; it replaces the manifest if nothing fails."""
         with locked(self.folder / ".lock"):
             self._cached = None  # read the file again: nobody else writes while the lock is held
-            manifest = self._manifest().copy()
+            stored = self._manifest()
+            manifest = Manifest(stored.backbone, dict(stored.domains), dict(stored.bases))
             try:
                 yield manifest
                 used = {entry.basis for entry in manifest.domains.values()}
@@ -326,29 +313,17 @@ class Ecology:
         blobs = {part: self.blobs.write_tensors(found) for part, found in parts.items() if found}
         return {"record": self.blobs.write_record(basis_files.FORMAT, record), **blobs}
 
-    def _fingerprint(self, manifest: Manifest, basis: str) -> str | None:
-        """Return the fingerprint of a stored basis; None if none can be read."""
+    def _basis_state(self, manifest: Manifest, basis: str) -> tuple[str | None, int]:
+        """Return a stored basis' fingerprint and the rows of features it was made from.
+
+        None and -1 if they cannot be read.
+        """
+        fingerprint, seen, blobs = None, -1, manifest.bases.get(basis, {})
         with contextlib.suppress(CovNormError, KeyError):
-            record = self.blobs.read_record(manifest.bases[basis]["record"], basis_files.FORMAT)
-            return str(record["fingerprint"])
-        return None
-
-    def _rows_seen(self, manifest: Manifest, basis: str) -> int:
-        """Return the rows of features that a stored basis was made from; -1 if unreadable."""
-        blob = manifest.bases[basis].get("moments")
-        with contextlib.suppress(CovNormError):
-            tensors = {} if blob is None else self.blobs.read_tensors(blob)
-            return basis_files.rows_seen(tensors)
-        return -1
-
-    def _check_users(self, manifest: Manifest, basis: str, names: Container[str]) -> None:
-        """Refuse to change a basis without changing all of its domains."""
-        users = [n for n, entry in manifest.domains.items() if entry.basis == basis]
-        if others := [name for name in users if name not in names]:
-            raise CovNormError(
-                f"{self.folder}: basis {basis!r} is shared by {', '.join(others[:4])}, which "
-                "this change leaves out: join them together, or choose another --basis"
-            )
+            fingerprint = self.blobs.read_record(blobs["record"], basis_files.FORMAT)["fingerprint"]
+            tensors = self.blobs.read_tensors(blobs["moments"]) if "moments" in blobs else {}
+            seen = basis_files.rows_seen(tensors)
+        return fingerprint, seen
 
     def _written(
         self,
@@ -363,7 +338,7 @@ class Ecology:
         record, tensors = files.packed(net, domain, dtype)
         blobs = {
             **(old.blobs if old else {}),
-            "record": self.blobs.write_record(files.FORMAT, {**record, "name": name}),
+            "record": self.blobs.write_record(files.FORMAT, record),
             "tensors": self.blobs.write_tensors(tensors),
             "details": self.blobs.write_record(DETAILS, details.facts),
         }
@@ -372,14 +347,11 @@ class Ecology:
             blobs["trained.record"] = self.blobs.write_record(files.FORMAT, record)
             blobs["trained.tensors"] = self.blobs.write_tensors(tensors)
         if details.moments:
-            blobs["moments"] = self.blobs.write_tensors(moment_files.packed(details.moments))
+            blobs["moments"] = self.blobs.write_moments(details.moments)
         if details.examples:
-            blobs["examples"] = self.blobs.write_tensors(
-                {
-                    key: torch.frombuffer(bytearray(png), dtype=torch.uint8)
-                    for key, png in details.examples.items()
-                }
-            )
+            images = {key: bytearray(png) for key, png in details.examples.items()}
+            tensors = {k: torch.frombuffer(png, dtype=torch.uint8) for k, png in images.items()}
+            blobs["examples"] = self.blobs.write_tensors(tensors)
         count = domain.num_parameters()
         return Entry(
             method=details.facts["method"],
@@ -391,3 +363,7 @@ class Ecology:
             basis=domain.basis,
             blobs=blobs,
         )
+
+
+def _optional(read: Callable[[str], dict[str, T]], entry: Entry, part: str) -> dict[str, T]:
+    return read(entry.blobs[part]) if part in entry.blobs else {}

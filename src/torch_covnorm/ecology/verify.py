@@ -52,16 +52,16 @@ def verify(
 
 
 def _check(
-    ecology: Ecology, part: str, blob: str, fingerprints: dict[str, str], basis: str | None = None
+    ecology: Ecology, part: str, blob: str, fingerprints: dict[str, str], basis: str | None
 ) -> None:
     """Check one blob of a domain or, with `basis`, of that basis, and note its fingerprint."""
     if part not in RECORDS:
         ecology.blobs.read_tensors(blob)
         return
-    format_ = DETAILS if part == "details" else files.FORMAT
-    record = ecology.blobs.read_record(blob, format_ if basis is None else basis_files.FORMAT)
     if part == "details":
+        ecology.blobs.read_record(blob, DETAILS)
         return
+    record = ecology.blobs.read_record(blob, basis_files.FORMAT if basis else files.FORMAT)
     with blame(ecology.blobs.path(blob)):
         if record["backbone"]["fingerprint"] != ecology.backbone["fingerprint"]:
             raise CovNormError("was made for another backbone")

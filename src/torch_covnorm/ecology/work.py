@@ -1,4 +1,4 @@
-"""Unfinished work in an ecology: a folder for one process at a time, kept until it is done."""
+"""One writer at a time, and the folders of unfinished work, which a killed run resumes from."""
 
 from __future__ import annotations
 
@@ -9,10 +9,30 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from ..errors import CovNormError
 from ..records import blame
 from ..training.snapshot import Snapshot, SnapshotMismatch
-from .lock import locked
+
+
+@contextlib.contextmanager
+def locked(file: Path, busy: str | None = None) -> Iterator[None]:
+    """Hold a lock file. If another holds it, wait; with `busy`, raise that message at once.
+
+    The kernel keeps the lock and releases it with the process, so kill −9 leaves no lock held.
+    """
+    # A soft lock would survive kill −9: a disk without flock must be an error instead.
+    lock = FileLock(file, blocking=busy is None, poll_interval=0.01, fallback_to_soft=False)
+    with blame(file), contextlib.suppress(Timeout):
+        file.parent.stat()  # FileLock would create a missing folder
+        lock.acquire()
+    if not lock.is_locked:
+        raise CovNormError(busy)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -42,17 +62,17 @@ def _clear(folder: Path) -> None:
 
 
 def unfinished(work: Path, settings: dict[str, Any]) -> Snapshot:
-    """Where the work stands; work that was begun with other settings is refused."""
+    """Return the state of the work; refuse work that was begun with other settings."""
     job = Snapshot(work / "job", settings)
     try:
         known = job.load()
     except CovNormError as error:
-        reason = f"damaged: {error}"
+        reason = f"is damaged ({error})"
         if isinstance(error, SnapshotMismatch):
-            reason = f"with other settings or images ({error.key})"
+            reason = f"has other settings or images ({error.key})"
         raise CovNormError(
-            f"{work}: unfinished work is there, {reason}: give the same command as then to go on, "
-            "or --fresh to begin anew"
+            f"{work}: the unfinished work {reason}: continue it with the same command as before, "
+            "or discard it with --fresh"
         ) from None
     if known is None:
         job.save({})

@@ -22,17 +22,14 @@ if TYPE_CHECKING:
 
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: smaller, searchable, in the page's font
-    "svg.hashsalt": "torch-covnorm",
     "font.size": 12,
     "axes.edgecolor": LINE,
     "axes.labelcolor": SOFT,
     "axes.labelpad": 7,
-    "axes.unicode_minus": True,
     "text.color": SOFT,
     "text.parse_math": False,
     "xtick.color": SOFT,
     "ytick.color": SOFT,
-    "lines.solid_capstyle": "round",
     "path.simplify": False,
 }
 WIDTH, NAMES = 460, 132  # of a wide figure, and of the names on its left
@@ -80,20 +77,15 @@ def named_rows(n: int, x: tuple[float, float], right: float) -> tuple[Figure, Ax
 def by_layer(axes: Axes, n: int) -> None:
     """Label the x axis with n layers."""
     axes.set_xlim(0.3, n + 0.7)
-    axes.set_xticks(from_one(n))
+    axes.set_xticks(ticks(n, first=1))
     axes.set_xlabel("layer, in network order")
     axes.grid(axis="y", color=LINE, lw=0.8)
 
 
-def whole_steps(n: int) -> list[int]:
-    """Return 0 … n in at most six steps of 1, 2 or 5 times a power of ten."""
+def ticks(n: int, first: int = 0) -> list[int]:
+    """Return `first` … n in at most six steps of 1, 2 or 5 times a power of ten."""
     step = next(m * 10**p for p in range(9) for m in (1, 2, 5) if m * 10**p * 6 >= n)
-    return list(range(0, n + 1, step))
-
-
-def from_one(n: int) -> list[int]:
-    """Return 1 and the whole steps after it."""
-    return [1, *(v for v in whole_steps(n) if v > 1)]
+    return [first, *(v for v in range(step, n + 1, step) if v > first)]
 
 
 def as_svg(figure: Figure, label: str, key: str, names: Sequence[str] = ()) -> str:

@@ -67,8 +67,9 @@ def details_of(record: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, A
     results, method = record["results"], METHODS.get(record["method"])
     counts, key = results["parameters"], row["key"]
     settings = {k: v for k, v in record["settings"].items() if v is not None and k != "method"}
-    preprocessing = record.get("preprocessing")  # any JSON value, if a user stored the domain
-    preprocessing = preprocessing if isinstance(preprocessing, dict) else {}
+    preprocessing = record.get("preprocessing")
+    if not isinstance(preprocessing, dict):  # a user may have stored any JSON value
+        preprocessing = {}
     return {
         **row,
         "summary": method and method.summary,
@@ -203,10 +204,8 @@ def _confusion(record: Mapping[str, Any], key: str) -> dict[str, Any] | None:
     rows = figure = None
     if len(names) <= NUMBERED:
         shades = np.sqrt(shares).round(2).tolist()
-        rows = [
-            (name, list(zip(n, shade, strict=True)))
-            for name, n, shade in zip(names, counts.tolist(), shades, strict=True)
-        ]
+        cells = map(zip, counts.tolist(), shades)
+        rows = list(zip(names, cells, strict=True))
     else:
         right = 100 * np.trace(counts) / max(counts.sum(), 1)
         label = f"Confusion matrix of {len(names)} classes; {right:.1f} percent on the diagonal"

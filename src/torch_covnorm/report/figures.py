@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
 from ..stats.ranks import explained
-from .canvas import (
-    WIDTH,
-    as_svg,
-    by_layer,
-    from_one,
-    house_style,
-    named_rows,
-    one_pair,
-    whole_steps,
-)
+from .canvas import WIDTH, as_svg, by_layer, house_style, named_rows, one_pair, ticks
 from .svg import BLUE, GREEN, INK, LINE, ORANGE, PAGE, SOFT, TRACK, VIOLET
 
 # Marker, colour and fill of the stages: before, adapted, compressed, final.
@@ -101,17 +91,6 @@ def curve(values: Sequence[float]) -> np.ndarray:
     return np.concatenate([[0], 100 * explained(torch.tensor(values, dtype=torch.float64)).numpy()])
 
 
-LINES: dict[str, dict[str, Any]] = {
-    "A": {"color": VIOLET, "lw": 1.6, "ls": (0, (4, 2.5))},
-    "x": {"color": BLUE, "lw": 1.8},
-    "y": {"color": ORANGE, "lw": 1.8},
-}
-MARKS: dict[str, dict[str, Any]] = {
-    "x": {"color": BLUE, "marker": "o", "mfc": "none", "ms": 6, "mew": 1.6},
-    "y": {"color": ORANGE, "marker": "s", "ms": 5},
-}
-
-
 @house_style()
 def spectrum(
     curves: Mapping[str, np.ndarray], kept: Mapping[str, int], t: float, label: str, key: str
@@ -123,18 +102,19 @@ def spectrum(
     """
     figure, axes = one_pair(300, 210, left=40, right=10, top=8, bottom=44)
     axes.axhline(100 * t, color=SOFT, lw=1, ls=(0, (1, 2.5)))
-    for name, look in LINES.items():
+    lines = (("A", VIOLET, 1.6, (0, (4, 2.5))), ("x", BLUE, 1.8, "-"), ("y", ORANGE, 1.8, "-"))
+    for name, color, width, dashes in lines:
         at = _thinned(len(curves[name]), kept.get(name))
-        axes.plot(at, curves[name][at], **look)
-    for name, look in MARKS.items():
-        k = kept.get(name, -1)
-        if 0 <= k < len(curves[name]):
-            axes.plot(k, curves[name][k], **look)
+        axes.plot(at, curves[name][at], color=color, lw=width, ls=dashes)
+    if 0 <= (k := kept.get("x", -1)) < len(curves["x"]):
+        axes.plot(k, curves["x"][k], "o", color=BLUE, mfc="none", ms=6, mew=1.6)
+    if 0 <= (k := kept.get("y", -1)) < len(curves["y"]):
+        axes.plot(k, curves["y"][k], "s", color=ORANGE, ms=5)
     longest = max(2, *(len(c) for c in curves.values())) - 1
     axes.set_xlim(0, longest)
     axes.set_ylim(0, 103)
     axes.set_yticks([0, 25, 50, 75, 100])
-    axes.set_xticks(whole_steps(longest))
+    axes.set_xticks(ticks(longest))
     axes.set_xlabel("directions")
     axes.grid(axis="y", color=LINE, lw=0.8)
     return as_svg(figure, label, key)
@@ -151,8 +131,8 @@ def heat_map(shares: np.ndarray, label: str, key: str) -> str:
     extent = (0.5, n + 0.5, n + 0.5, 0.5)
     axes.imshow(image, interpolation="none", extent=extent, aspect="auto")
     axes.spines[:].set_visible(True)
-    axes.set_xticks(from_one(n))
-    axes.set_yticks(from_one(n))
+    axes.set_xticks(ticks(n, first=1))
+    axes.set_yticks(ticks(n, first=1))
     axes.set_xlabel("answer (class number)")
     axes.set_ylabel("truth (class number)")
     return as_svg(figure, label, key)

@@ -48,7 +48,6 @@ def _unbroken(write: Callable[..., str]) -> Callable[..., str]:
 
 @contextlib.contextmanager
 def _blame(what: str, errors: tuple[type[Exception], ...] = MALFORMED) -> Iterator[None]:
-    """Blame missing or malformed values on `what`."""
     try:
         yield
     except errors as error:
@@ -87,23 +86,19 @@ def _charts(
     finals = ((row["name"], row["accuracy"]["final"]) for row in rows)
     listed = (f"{name} {'not measured' if p is None else f'{p:.1f}'}" for name, p in finals)
     label = f"Accuracy by domain, in percent of the images: {', '.join(listed)}"
-    stages = [(_name(row), list(row["accuracy"].values())) for row in rows]
+    stages = [
+        (n if on == "test" else f"{shortened(n, 9)} ({on})", list(accuracy.values()))
+        for n, on, accuracy in ((row["name"], row["on"], row["accuracy"]) for row in rows)
+    ]
     ra = max(rows[0]["denominators"]["ra"], 1)
     bars = [(row["name"], 100 * row["adapter"] / ra, False) for row in rows]
     bars += [(f"{b['name']} (basis)", 100 * b["parameters"] / ra, True) for b in bases]
-    parts = ", ".join(f"{name} {part:.1f}" for name, part, _ in bars)
+    shares = ", ".join(f"{name} {part:.1f}" for name, part, _ in bars)
+    shares = f"Adapter parameters in percent of RA's: {shares}"
     return {
         "accuracy": figures.accuracies(stages, label, "fa"),
-        "parameters": figures.parameters(
-            bars, f"Adapter parameters in percent of RA's: {parts}", "fp"
-        ),
+        "parameters": figures.parameters(bars, shares, "fp"),
     }
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    """Return the domain's name, with its split unless that is test."""
-    name: str = row["name"]
-    return name if row["on"] == "test" else f"{shortened(name, 9)} ({row['on']})"
 
 
 def _span(ranks: Mapping[str, Sequence[int]]) -> dict[str, Any] | None:

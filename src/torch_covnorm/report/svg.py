@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 
 PAGE, INK, SOFT, LINE, TRACK = "#ffffff", "#1b2025", "#5b6570", "#dde1e6", "#e6e9ed"
 BLUE, ORANGE, GREEN, VIOLET = "#1f6fb2", "#c2570c", "#1a7f5a", "#84589f"
-_NAMES = ("page", "ink", "soft", "line", "track", "blue", "orange", "green", "violet")
-_COLORS = (PAGE, INK, SOFT, LINE, TRACK, BLUE, ORANGE, GREEN, VIOLET)
-VARIABLES = {color: f"var(--{name})" for name, color in zip(_NAMES, _COLORS, strict=True)}
+_NAMED = {"page": PAGE, "ink": INK, "soft": SOFT, "line": LINE, "track": TRACK}
+_NAMED |= {"blue": BLUE, "orange": ORANGE, "green": GREEN, "violet": VIOLET}
+VARIABLES = {color: f"var(--{name})" for name, color in _NAMED.items()}
 
 
 def lean(raw: bytes, label: str, key: str) -> ET.Element:

@@ -9,8 +9,7 @@ import safetensors
 import torch
 
 from ..ecology import Ecology
-from ..ecology.add import event
-from ..ecology.measure import sizes
+from ..ecology.measure import facts_after, sizes
 from ..ecology.store import Details
 from ..errors import CovNormError
 from ..network.basis import RECORD as BASIS
@@ -43,13 +42,8 @@ def store_upload(ecology: Ecology, name: str, folder: Path, replace: bool) -> No
         "dtype": str(dtype).removeprefix("torch."),
         **sizes(net, name, dtype),
     }
-    facts = {
-        "method": "upload",
-        "settings": {"method": "upload"},
-        "results": results,
-        "source": {"images": {}, "balance": {}, "left_out": [], "twice": []},
-        "history": [event("upload", "upload", results)],
-    }
+    source: dict[str, Any] = {"images": {}, "balance": {}, "left_out": [], "twice": []}
+    facts = facts_after("upload", {"method": "upload"}, results, {"source": source})
     ecology.put(net, {name: Details(facts)}, dtype, replace)
 
 
