@@ -124,19 +124,21 @@ def join_(
         }
     if old is None:
         found = {n: shares(factors, n) for n in names}
-    new = {
-        n: {s: _map(A, factors[s], x[n][s], M, generator, roots.get(s)) for s, A in maps[n].items()}
-        for n in names
-    }
-    if old is not None and renew:
-        for name, domain in net.domains.items():
-            if domain.basis == basis and name not in new:
-                members = _finite_maps(domain).items()
-                new[name] = {s: _moved(A, factors[s], roots.get(s)) for s, A in members}
+
+    def map_at(s: str, A: LinearMap, of_x: Moments | None, M: Any) -> JointMap:
+        return _map(A, factors[s], of_x, M, generator, roots.get(s))
+
+    new = {n: {s: map_at(s, A, x[n][s], M) for s, A in maps[n].items()} for n in names}
+    grown = old is not None and renew
+    for name in [n for n, d in net.domains.items() if grown and d.basis == basis and n not in new]:
+        members = _finite_maps(net.domain(name)).items()
+        new[name] = {
+            s: map_at(s, A, None, "none" if isinstance(A, SharedMap) else "closed-form")
+            for s, A in members
+        }
     made = net.bases[basis] = Basis(basis, "covnorm", factors, all_x, all_y, settings, all_felt)
     for name, sites in new.items():
         replace_maps_(net, name, sites, basis)
-    grown = old is not None and renew
     return Joined(basis, made.ranks, captured=found, grown=grown, retune=tuple(new))
 
 
@@ -250,35 +252,27 @@ def captured_share(Q: Tensor, Sigma: Tensor) -> float:
 def _map(
     old: LinearMap,
     shared: SharedFactors,
-    x: Moments,
+    x: Moments | None,
     M: MiniAdaptation | Literal["none"],
     generator: torch.Generator | None,
     root_G: Tensor | None,
 ) -> JointMap:
-    """A domain's part: M, and the constant that gives its output the right mean."""
-    A, b, W, C, mu = _in_float64(old, shared)
-    mean = x.mean.cpu()
+    """A domain's part: M, and the constant that keeps its output at the mean of x.
+
+    Without moments of x, the mean is the one of the basis.
+    """
+    assert shared.C is not None
+    parts = (old.matrix(), old.offset, shared.W, shared.C, shared.mu_x)
+    A, b, W, C, mu = (t.detach().cpu().double() for t in parts)
+    mean, Sigma = (mu, None) if x is None else (x.mean.cpu(), x.covariance.cpu())
     if M == "none":
         map_: JointMap = SharedMap(old.spatial, len(C), shared)
         mini = map_.M.to(C)
     else:
         map_ = JointMap(old.spatial, len(C), shared)
-        mini = mini_adaptation(M, closed_form(A, W, C, x.covariance.cpu(), root_G), generator)
+        mini = mini_adaptation(M, closed_form(A, W, C, Sigma, root_G), generator)
     bias = A @ mean + b - C @ (mini @ (W @ (mean - mu)))
     return _filled(map_, mini, bias.to(old.bias))
-
-
-def _moved(old: JointMap, shared: SharedFactors, root_G: Tensor | None) -> JointMap:
-    """A domain's map on a new basis: the closest M, and the same output at the basis's mean."""
-    A, b, W, C, mu = _in_float64(old, shared)
-    new = type(old)(old.spatial, len(C), shared)
-    return _filled(new, closed_form(A, W, C, root_G=root_G), (A @ mu + b).to(old.bias))
-
-
-def _in_float64(A: LinearMap, shared: SharedFactors) -> list[Tensor]:
-    assert shared.C is not None
-    parts = (A.matrix(), A.offset, shared.W, shared.C, shared.mu_x)
-    return [t.detach().cpu().double() for t in parts]
 
 
 def _filled(map_: JointMap, M: Tensor, bias: Tensor) -> JointMap:
