@@ -177,10 +177,11 @@ def test_labels_may_be_lists_arrays_and_small_integers():
     ],
 )
 def test_what_would_fail_after_training_is_refused_before(settings, message):
-    net = network()
+    net, steps = network(), []
     with pytest.raises(CovNormError, match=message):
-        adapt(net, **settings)
+        adapt(net, progress=steps.append, **settings)
     assert not net.domains
+    assert not steps, "nothing has trained"
 
 
 def test_a_label_that_the_head_cannot_answer_is_named():
