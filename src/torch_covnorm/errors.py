@@ -25,6 +25,13 @@ def choices(value: object, options: Iterable[str]) -> str:
     return f"choose one of: {shown}" if names else "none exists yet"
 
 
+def check_choice(key: str, value: object, options: Iterable[str]) -> None:
+    """Check that a setting has one of its possible values."""
+    names = list(options)
+    if value not in names:
+        raise CovNormError(f"{key}={value!r}: {choices(value, names)}")
+
+
 @contextlib.contextmanager
 def at_site(site: str) -> Iterator[None]:
     """Name the site in every `CovNormError` raised inside."""

@@ -37,6 +37,13 @@ def smallest_kept(A, r):
 # ── svd ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_singular_values_whose_squares_underflow_give_no_infinite_factors():
+    A = torch.diag(torch.tensor([1.0, 1e-170, 0.0], dtype=torch.float64))
+    C, W = svd(A, 3)
+    assert C.float().isfinite().all()
+    close(C @ W, A)
+
+
 @pytest.mark.parametrize(("d_out", "d_in"), SHAPES)
 def test_the_truncation_is_the_one_of_Eckart_and_Young(d_out, d_in):
     A = random(d_out, d_in)

@@ -177,3 +177,15 @@ def test_adapt_joins_in_the_metric_of_the_loss_and_a_later_domain_follows():
     assert set(net.basis("joint").felt) == set(net.basis("joint").factors)
     with pytest.raises(cn.CovNormError, match="metric='loss'"):
         cn.adapt(net, "c", data["b"], data["b"], metric="variance", **settings)
+
+
+def test_where_no_loss_is_sensitive_the_basis_captures_everything():
+    """A floor under G would turn the share of the loss into a share of the variance of y."""
+    net, _, moments, gradients = world()
+    site, d = next(iter(gradients["a"].items()))[0], next(iter(gradients["a"].values())).d
+    for name in "ab":
+        gradients[name][site] = cn.GradientMoments(d)
+        gradients[name][site].update(torch.zeros(8, d), spatial=False)
+    first = cn.join_(net, "a", moments, metric="loss", gradients=gradients)
+    later = cn.join_(net, "b", moments, gradients=gradients)
+    assert first.captured["a"][site] == later.captured["b"][site] == (1.0, 1.0)

@@ -167,8 +167,27 @@ def test_labels_may_be_lists_arrays_and_small_integers():
     assert all(same(r, results[0]) for r in results)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "covnorm", "M": "none"}, "M='none'"),  # joint mode has it
+        ({"method": "pca-fta", "M": "none"}, "has no setting M="),
+        ({"method": "svd", "rank": None}, "rank=None"),
+        ({"method": "svd", "rank": True}, "rank=True"),
+    ],
+)
+def test_what_would_fail_after_training_is_refused_before(settings, message):
+    net, steps = network(), []
+    with pytest.raises(CovNormError, match=message):
+        adapt(net, progress=steps.append, **settings)
+    assert not net.domains
+    assert not steps, "nothing has trained"
+
+
 def test_a_label_that_the_head_cannot_answer_is_named():
-    with pytest.raises(CovNormError, match="label 9, but its head has 4 classes"):
+    with pytest.raises(
+        CovNormError, match="label 9 is out of range, because its head has 4 classes"
+    ):
         adapt(network(), method="ra", classes=4)
     net = network()
     few = [(x, y % 3) for x, y in batches()]

@@ -245,3 +245,11 @@ def test_without_the_mean_the_answers_are_wrong():
     right = cost(x, A, b, factors)
     assert cost(x, A, b, factors._replace(mu_x=torch.zeros_like(factors.mu_x))) > 1.1 * right
     assert cost(x, A, b, factors._replace(mu_y=-factors.mu_y)) > 1.1 * right
+
+
+def test_moments_that_go_on_growing_do_not_change_a_decomposition():
+    x, A, _, moments = problem()
+    part = decompose(A, moments)
+    moments.update(x + 5)
+    close(part.mu_x, x.mean(0))
+    close(part.mu_y, A @ x.mean(0))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,15 +28,20 @@ def collect(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> dict[s
     and call `Moments.all_reduce_` afterwards.
     """
     device = next(net.backbone.parameters()).device
-    maps = maps_of(net, name)
+    maps, thread = maps_of(net, name), threading.get_ident()
     moments = {site: Moments(A.factors[0].shape[1], device) for site, A in maps.items()}
 
-    def observe(site: str, x: Tensor) -> None:
-        rows = x if maps[site].spatial else x.reshape(-1, x.shape[-1])
+    def observe(site: str, _: Any, args: tuple[Tensor]) -> None:
+        if threading.get_ident() != thread:
+            return
+        x = args[0]
         with at_site(site):
+            rows = x if maps[site].spatial else x.reshape(-1, x.shape[-1])
             moments[site].update(rows, images=len(x))
 
-    with watching_inputs(maps, observe), eval_mode(net.backbone, net.domain(name)), stepwise():
+    with ExitStack() as hooks, eval_mode(net.backbone, net.domain(name)), stepwise():
+        for site, A in maps.items():
+            hooks.enter_context(A.register_forward_pre_hook(partial(observe, site)))
         for batch in loader:
             net(images_of(batch).to(device), domain=name)
     return moments
@@ -51,26 +57,14 @@ def maps_of(net: MultiDomainNetwork, name: str) -> dict[str, LinearMap]:
     return maps
 
 
-@contextlib.contextmanager
-def watching_inputs(
-    maps: Mapping[str, LinearMap], observe: Callable[[str, Tensor], None]
-) -> Iterator[None]:
-    """Call ``observe(site, x)`` with the input of every A that runs in this thread."""
-    thread = threading.get_ident()
-
-    def hook(site: str) -> Callable[..., None]:
-        def see(_: Any, args: tuple[Tensor]) -> None:
-            if threading.get_ident() == thread:
-                observe(site, args[0])
-
-        return see
-
-    hooks = [A.register_forward_pre_hook(hook(site)) for site, A in maps.items()]
-    try:
-        yield
-    finally:
-        for handle in hooks:
-            handle.remove()
+def replace_maps_(
+    net: MultiDomainNetwork, name: str, new: Mapping[str, LinearMap], basis: str | None = None
+) -> None:
+    """Give sites of a domain new maps, which share the factors of `basis`, if one is named."""
+    domain = net.domain(name)
+    for site, map_ in new.items():
+        domain.adapters[site].A = map_.train(net.training)
+    domain.basis = basis
 
 
 def moments_at(site: str, A: LinearMap, moments: Mapping[str, Moments]) -> Moments:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from ..adapters import CovNormMap, JointMap
-from ..errors import CovNormError, at_site, choices
+from ..errors import CovNormError, at_site, check_choice
 from ..network.network import MultiDomainNetwork
 from ..stats.decomposition import Decomposition, MiniAdaptation, decompose
 from ..stats.moments import Moments
@@ -22,7 +22,7 @@ from ..stats.ranks import (
     check_ranks,
     check_threshold,
 )
-from .collect import maps_of, moments_at
+from .collect import maps_of, moments_at, replace_maps_
 from .gradients import GradientMoments, Metric, gradients_at
 
 Tuned = Literal["M", "all"]
@@ -158,17 +158,14 @@ def normalize_to_(
     generator: torch.Generator | None = None,
 ) -> None:
     """Replace each A of a domain by the cut of its decomposition at the given ranks."""
-    domain, new = net.domain(name), {}
-    for site, part in parts.items():
-        old = domain.adapters[site].A
-        factors = part.cut(*ranks[site], preset.M, generator)
+    new = {}
+    for site, old in net.domain(name).maps.items():
+        factors = parts[site].cut(*ranks[site], preset.M, generator)
         new[site] = map_ = CovNormMap.from_factors(old.spatial, factors)
         map_.bias.mul_(preset.mean_sign)
         map_.train_only_(("M", "bias") if preset.tune == "M" else ("M", "W", "C", "bias"))
-        map_.to(old.bias).train(net.training)
-    for site, map_ in new.items():
-        domain.adapters[site].A = map_
-    domain.basis = None
+        map_.to(old.bias)
+    replace_maps_(net, name, new)
 
 
 @torch.inference_mode(False)
@@ -178,14 +175,11 @@ def absorb_(net: MultiDomainNetwork, name: str) -> None:
     The last step of Algorithm 1. Outputs do not change; what remains trains as a low-rank C·W. A
     domain of joint mode leaves its basis this way and keeps factors of its own.
     """
-    maps = CovNormMap | JointMap
-    adapters = [a for _, a in net.domain(name).adapters.items() if isinstance(a.A, maps)]
-    if not adapters:
+    maps = net.domain(name).maps
+    maps = {site: A for site, A in maps.items() if isinstance(A, CovNormMap | JointMap)}
+    if not maps:
         raise CovNormError(f"domain {name!r} has no M to absorb: call cn.normalize_ first")
-    absorbed = [a.A.absorbed().train(net.training) for a in adapters]
-    for adapter, map_ in zip(adapters, absorbed, strict=True):
-        adapter.A = map_
-    net.domain(name).basis = None
+    replace_maps_(net, name, {site: A.absorbed() for site, A in maps.items()})
 
 
 def preset_of(
@@ -195,10 +189,9 @@ def preset_of(
     tune: Tuned | None = None,
 ) -> Preset:
     """Return a preset by its name, with the settings that are given instead of its own."""
-    if name not in PRESETS:
-        raise CovNormError(f"preset={name!r}: {choices(name, PRESETS)}")
-    if tune not in (None, *get_args(Tuned)):
-        raise CovNormError(f"tune={tune!r}: {choices(tune, get_args(Tuned))}")
+    check_choice("preset", name, PRESETS)
+    if tune is not None:
+        check_choice("tune", tune, get_args(Tuned))
     if variance is not None:
         check_threshold(variance)
     given: dict[str, Any] = {"variance": variance, "M": M, "tune": tune}
@@ -206,8 +199,7 @@ def preset_of(
 
 
 def _check_metric(metric: str, gradients: object, M: str | None, preset: str) -> None:
-    if metric not in get_args(Metric):
-        raise CovNormError(f"metric={metric!r}: {choices(metric, get_args(Metric))}")
+    check_choice("metric", metric, get_args(Metric))
     if metric == "variance" and gradients is not None:
         raise CovNormError("gradients= is for metric='loss': give that too")
     if metric == "loss" and gradients is None:

@@ -14,19 +14,16 @@ from ..adapters import FullMap, LinearMap, LowRankMap
 from ..errors import CovNormError, at_site
 from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
-from ..stats.decomposition import decompose
+from ..stats import solver
 from ..stats.ranks import rank_of
+from .collect import replace_maps_
 
 
 def svd(A: Tensor, r: int) -> tuple[Tensor, Tensor]:
-    """Return C (d_out, r) and W (r, d_in) of ``A ≈ (U√S)(√S Vᵀ)`` at rank r, in float64.
-
-    This is `decompose` for white inputs in the metric I, with C and W balanced.
-    """
-    part = decompose(A, G=torch.eye(len(A)))
-    r = min(r, len(part.worth))
-    factors, root = part.cut(r, r), part.worth[:r].pow(0.25)
-    return factors.C / root.clamp(min=torch.finfo(root.dtype).tiny), root[:, None] * factors.W
+    """Return C (d_out, r) and W (r, d_in) of ``A ≈ (U√S)(√S Vᵀ)`` at rank r, in float64."""
+    U, s, Vt = solver.svd(A)
+    root = s[:r].sqrt()
+    return U[:, :r] * root, root[:, None] * Vt[:r]
 
 
 def joint_svd(matrices: Sequence[Tensor], r: int) -> tuple[list[Tensor], Tensor]:
@@ -50,9 +47,7 @@ def svd_(net: MultiDomainNetwork, name: str, rank: int | float = 0.25) -> dict[s
         with at_site(site):
             C, W = svd(A.matrix(), rank_of(rank, *A.matrix().shape))
         new[site] = LowRankMap.of(A.spatial, C.to(A.bias), W.to(A.bias), A.bias)
-    adapters = net.domain(name).adapters
-    for site, map_ in new.items():
-        adapters[site].A = map_.train(net.training)
+    replace_maps_(net, name, new)
     return {site: map_.ranks[0] for site, map_ in new.items()}
 
 

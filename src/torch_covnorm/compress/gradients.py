@@ -10,6 +10,8 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -18,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..adapters import LinearMap
-from ..errors import CovNormError, at_site, choices
+from ..errors import CovNormError, at_site, check_choice
 from ..network.network import MultiDomainNetwork
 from ..network.routing import eval_mode, stepwise
 from ..stats.moments import Moments
@@ -157,48 +159,41 @@ def collect_gradients(
         labels: "model" draws them from the network's predictions (the Fisher information), "given"
             takes the loader's (the empirical Fisher).
     """
-    if labels not in get_args(Labels):
-        raise CovNormError(f"labels={labels!r}: {choices(labels, get_args(Labels))}")
+    check_choice("labels", labels, get_args(Labels))
     domain, device = net.domain(name), next(net.backbone.parameters()).device
     maps = maps_of(net, name)
     found = {site: GradientMoments(len(A.bias), device) for site, A in maps.items()}
     draw, thread = torch.Generator().manual_seed(seed), threading.get_ident()
     calls: list[tuple[str, Tensor]] = []  # a site may run more than once
 
-    def keep(site: str) -> Any:
-        def hook(_: nn.Module, __: Any, y: Tensor) -> Tensor | None:
-            if threading.get_ident() != thread:
-                return None
-            calls.append((site, y if y.requires_grad else y.requires_grad_()))
-            return y.clone()  # the layers that follow may work in place
+    def keep(site: str, _: nn.Module, __: Any, y: Tensor) -> Tensor | None:
+        if threading.get_ident() != thread:
+            return None
+        calls.append((site, y if y.requires_grad else y.requires_grad_()))
+        return y.clone()  # the layers that follow may work in place
 
-        return hook
-
-    hooks = [A.register_forward_hook(keep(site)) for site, A in maps.items()]
     seen = 0
-    try:
-        with eval_mode(net.backbone, domain), stepwise(), torch.enable_grad():
-            for x, given in _spread(loader, images, labels):
-                logits = _scores(net(x.to(device), domain=name), name)
-                if labels == "model":
-                    chances = logits.detach().float().softmax(1).cpu()
-                    y = torch.multinomial(chances, 1, generator=draw)[:, 0]
-                else:
-                    y = labels_of(given, domain)
-                likelihood = -F.cross_entropy(logits, y.to(device), reduction="sum")
-                of_calls = torch.autograd.grad(likelihood, [output for _, output in calls])
-                by_site: dict[str, list[Tensor]] = {}
-                for (site, _), g in zip(calls, of_calls, strict=True):
-                    by_site.setdefault(site, []).append(g)
-                calls.clear()
-                for site, gradients in by_site.items():
-                    with at_site(site):
-                        rows = _by_image(gradients, maps[site].spatial, len(x))
-                        found[site].update(rows, spatial=False)
-                seen += len(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, eval_mode(net.backbone, domain), stepwise(), torch.enable_grad():
+        for site, A in maps.items():
+            hooks.enter_context(A.register_forward_hook(partial(keep, site)))
+        for x, given in _spread(loader, images, labels):
+            logits = _scores(net(x.to(device), domain=name), name)
+            if labels == "model":
+                chances = logits.detach().float().softmax(1).cpu()
+                y = torch.multinomial(chances, 1, generator=draw)[:, 0]
+            else:
+                y = labels_of(given, domain)
+            likelihood = -F.cross_entropy(logits, y.to(device), reduction="sum")
+            of_calls = torch.autograd.grad(likelihood, [output for _, output in calls])
+            by_site: dict[str, list[Tensor]] = {}
+            for (site, _), g in zip(calls, of_calls, strict=True):
+                by_site.setdefault(site, []).append(g)
+            calls.clear()
+            for site, gradients in by_site.items():
+                with at_site(site):
+                    rows = _by_image(gradients, maps[site].spatial, len(x))
+                    found[site].update(rows, spatial=False)
+            seen += len(x)
     if seen == 0:
         raise CovNormError(f"domain {name!r}: the loader yielded no images")
     return found

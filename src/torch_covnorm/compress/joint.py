@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ..adapters import JointMap, LinearMap, SharedFactors, SharedMap
-from ..errors import CovNormError, at_site, choices
+from ..errors import CovNormError, at_site, check_choice
 from ..network.basis import Basis
 from ..network.domain import Domain, check_name
 from ..network.network import MultiDomainNetwork
@@ -24,12 +25,11 @@ from ..stats.decomposition import MiniAdaptation, closed_form, mini_adaptation, 
 from ..stats.moments import Moments
 from ..stats.pooling import Felt, pooled
 from ..stats.ranks import check_rank_pairs, check_ranks, check_threshold, rank_of
-from .collect import moments_at
+from .collect import moments_at, replace_maps_
 from .geometric import full_maps, joint_svd
 from .gradients import GradientMoments, Metric, gradients_at
 
 Count = Literal["positions", "images"]
-Maps = dict[str, dict[str, JointMap]]  # {domain: {site: map}}
 
 
 @dataclass(frozen=True)
@@ -101,27 +101,20 @@ def join_(
     x = {n: _weighted(n, maps[n], moments.get(n, {}), settings["count"]) for n in names}
     y = {n: {s: x[n][s].transform(A.matrix(), A.offset) for s, A in maps[n].items()} for n in names}
     felt: dict[str, dict[str, Felt]] = {}
-    for name in names if in_loss else ():
-        given = (gradients or {}).get(name)
-        felt[name] = {
-            s: Felt.of(A.matrix(), gradients_at(s, A, given), x[name][s].n)
-            for s, A in maps[name].items()
-        }
-    all_x, all_y = pooled(old.x if old else {}, x), pooled(old.y if old else {}, y)
-    all_felt = pooled(old.felt if old else {}, felt)
-    roots = {s: solver.roots(f.G / all_x[s].n)[0] for s, f in all_felt.items()}
+    for n in names if in_loss else ():
+        G_at = partial(gradients_at, gradients=(gradients or {}).get(n))
+        felt[n] = {s: Felt.of(A.matrix(), G_at(s, A), x[n][s].n) for s, A in maps[n].items()}
+    before = old or Basis(basis, "covnorm", {})
+    all_x, all_y, all_felt = pooled(before.x, x), pooled(before.y, y), pooled(before.felt, felt)
+    G = {s: f.G / all_x[s].n for s, f in all_felt.items()}
+    roots = {s: solver.roots(mean)[0] for s, mean in G.items()}
 
-    def shares(factors: Mapping[str, SharedFactors]) -> dict[str, dict[str, tuple[float, float]]]:
-        return {
-            n: {
-                s: captured(f, x[n][s], y[n][s], felt.get(n, {}).get(s), roots.get(s))
-                for s, f in factors.items()
-            }
-            for n in names
-        }
+    def shares(factors: Mapping[str, SharedFactors], n: str) -> dict[str, tuple[float, float]]:
+        R = {s: f.R for s, f in felt.get(n, {}).items()}
+        return {s: captured(f, x[n][s], y[n][s], R.get(s), G.get(s)) for s, f in factors.items()}
 
-    factors = dict(old.factors.items()) if old else {}
-    found = shares(factors)
+    factors = dict(before.factors.items())
+    found = {n: shares(factors, n) for n in names}
     least = min((v for sites in found.values() for pair in sites.values() for v in pair), default=0)
     renew = old is None or (grow is not None and least < grow)
     if renew:
@@ -130,26 +123,23 @@ def join_(
             for s, A in maps[names[0]].items()
         }
     if old is None:
-        found = shares(factors)
-    new: Maps = {
-        n: {s: _map(A, factors[s], x[n][s], M, generator, roots.get(s)) for s, A in maps[n].items()}
-        for n in names
-    }
-    if old is not None and renew:
-        for name, domain in net.domains.items():
-            if domain.basis == basis and name not in new:
-                new[name] = {
-                    s: _moved(A, factors[s], roots.get(s)) for s, A in _finite_maps(domain).items()
-                }
-    net.bases[basis] = Basis(basis, "covnorm", factors, all_x, all_y, settings, all_felt)
-    _replace_maps_(net, new, basis)
-    return Joined(
-        basis=basis,
-        ranks=net.basis(basis).ranks,
-        captured=found,
-        grown=old is not None and renew,
-        retune=tuple(new),
-    )
+        found = {n: shares(factors, n) for n in names}
+
+    def map_at(s: str, A: LinearMap, of_x: Moments | None, M: Any) -> JointMap:
+        return _map(A, factors[s], of_x, M, generator, roots.get(s))
+
+    new = {n: {s: map_at(s, A, x[n][s], M) for s, A in maps[n].items()} for n in names}
+    grown = old is not None and renew
+    for name in [n for n, d in net.domains.items() if grown and d.basis == basis and n not in new]:
+        members = _finite_maps(net.domain(name)).items()
+        new[name] = {
+            s: map_at(s, A, None, "none" if isinstance(A, SharedMap) else "closed-form")
+            for s, A in members
+        }
+    made = net.bases[basis] = Basis(basis, "covnorm", factors, all_x, all_y, settings, all_felt)
+    for name, sites in new.items():
+        replace_maps_(net, name, sites, basis)
+    return Joined(basis, made.ranks, captured=found, grown=grown, retune=tuple(new))
 
 
 @torch.inference_mode(False)
@@ -169,7 +159,7 @@ def join_svd_(
     _check_joinable(net, names, None)
     maps = {name: full_maps(net.domain(name)) for name in names}
     factors: dict[str, SharedFactors] = {}
-    new: Maps = {name: {} for name in names}
+    new: dict[str, dict[str, JointMap]] = {name: {} for name in names}
     for site, first in maps[names[0]].items():
         matrices = [maps[name][site].matrix().cpu() for name in names]
         d_out, d_in = matrices[0].shape
@@ -181,7 +171,8 @@ def join_svd_(
             A = maps[name][site]
             new[name][site] = _filled(JointMap(A.spatial, len(C_i), factors[site]), C_i, A.bias)
     net.bases[basis] = Basis(basis, "svd", factors, settings={"rank": rank})
-    _replace_maps_(net, new, basis)
+    for name, sites in new.items():
+        replace_maps_(net, name, sites, basis)
     return net.basis(basis)
 
 
@@ -201,8 +192,8 @@ def join_settings(
     """Return the settings of a basis as plain JSON; a second join may not change them."""
     if old is not None and old.decomposition != "covnorm":
         raise CovNormError(f"basis {old.name!r} belongs to joint SVD: give another name as basis=")
-    settings: dict[str, Any] = {"variance": 0.99, "count": "positions", "metric": "variance"}
-    settings["ranks"] = {}
+    settings: dict[str, Any]
+    settings = {"variance": 0.99, "count": "positions", "metric": "variance", "ranks": {}}
     settings |= copy.deepcopy(old.settings) if old else {}
     for key, value in {"variance": variance, "count": count, "metric": metric}.items():
         if old is not None and value is not None and value != settings[key]:
@@ -212,9 +203,8 @@ def join_settings(
             )
         settings[key] = settings[key] if value is None else value
     check_threshold(settings["variance"])
-    for key, options in (("count", get_args(Count)), ("metric", get_args(Metric))):
-        if settings[key] not in options:
-            raise CovNormError(f"{key}={settings[key]!r}: {choices(settings[key], options)}")
+    check_choice("count", settings["count"], get_args(Count))
+    check_choice("metric", settings["metric"], get_args(Metric))
     return settings
 
 
@@ -230,17 +220,20 @@ def shared_factors(
 
 
 def captured(
-    factors: SharedFactors, x: Moments, y: Moments, felt: Felt | None, root_G: Tensor | None
+    factors: SharedFactors, x: Moments, y: Moments, R: Tensor | None, G: Tensor | None
 ) -> tuple[float, float]:
-    """Return the shares of a domain's x and y, of variance or of loss, that a basis holds."""
+    """Return the shares of a domain's x and y that a basis holds: of variance, or of loss.
+
+    The loss is measured at x by the domain's R, and at y by the G of all domains (`Felt`).
+    """
     assert factors.C is not None
     W, C = factors.W.cpu().double(), factors.C.cpu().double()
     of_x, of_y = x.covariance.cpu(), y.covariance.cpu()
-    if felt is None or root_G is None:
+    if R is None or G is None:
         return captured_share(W.T, of_x), captured_share(C, of_y)
-    root_x = solver.root(of_x)
+    root_x, root_G = solver.root(of_x), solver.root(G)  # no floor: G = 0 leaves nothing to capture
     return (
-        captured_share(root_x @ W.T, root_x @ felt.R.cpu() @ root_x),
+        captured_share(root_x @ W.T, root_x @ R.cpu() @ root_x),
         captured_share(root_G @ C, root_G @ of_y @ root_G),
     )
 
@@ -259,35 +252,27 @@ def captured_share(Q: Tensor, Sigma: Tensor) -> float:
 def _map(
     old: LinearMap,
     shared: SharedFactors,
-    x: Moments,
+    x: Moments | None,
     M: MiniAdaptation | Literal["none"],
     generator: torch.Generator | None,
     root_G: Tensor | None,
 ) -> JointMap:
-    """A domain's part: M, and the constant that gives its output the right mean."""
-    A, b, W, C, mu = _in_float64(old, shared)
-    mean = x.mean.cpu()
+    """A domain's part: M, and the constant that keeps its output at the mean of x.
+
+    Without moments of x, the mean is the one of the basis.
+    """
+    assert shared.C is not None
+    parts = (old.matrix(), old.offset, shared.W, shared.C, shared.mu_x)
+    A, b, W, C, mu = (t.detach().cpu().double() for t in parts)
+    mean, Sigma = (mu, None) if x is None else (x.mean.cpu(), x.covariance.cpu())
     if M == "none":
         map_: JointMap = SharedMap(old.spatial, len(C), shared)
         mini = map_.M.to(C)
     else:
         map_ = JointMap(old.spatial, len(C), shared)
-        mini = mini_adaptation(M, closed_form(A, W, C, x.covariance.cpu(), root_G), generator)
+        mini = mini_adaptation(M, closed_form(A, W, C, Sigma, root_G), generator)
     bias = A @ mean + b - C @ (mini @ (W @ (mean - mu)))
     return _filled(map_, mini, bias.to(old.bias))
-
-
-def _moved(old: JointMap, shared: SharedFactors, root_G: Tensor | None) -> JointMap:
-    """A domain's map on a new basis: the closest M, and the same output at the basis's mean."""
-    A, b, W, C, mu = _in_float64(old, shared)
-    new = type(old)(old.spatial, len(C), shared)
-    return _filled(new, closed_form(A, W, C, root_G=root_G), (A @ mu + b).to(old.bias))
-
-
-def _in_float64(A: LinearMap, shared: SharedFactors) -> list[Tensor]:
-    assert shared.C is not None
-    parts = (A.matrix(), A.offset, shared.W, shared.C, shared.mu_x)
-    return [t.detach().cpu().double() for t in parts]
 
 
 def _filled(map_: JointMap, M: Tensor, bias: Tensor) -> JointMap:
@@ -297,14 +282,6 @@ def _filled(map_: JointMap, M: Tensor, bias: Tensor) -> JointMap:
     map_.bias.copy_(bias)
     map_.train_only_(("M", "bias"))
     return map_
-
-
-def _replace_maps_(net: MultiDomainNetwork, maps: Maps, basis: str) -> None:
-    for name, sites in maps.items():
-        domain = net.domain(name)
-        for site, map_ in sites.items():
-            domain.adapters[site].A = map_.train(net.training)
-        domain.basis = basis
 
 
 def _finite_maps(domain: Domain) -> dict[str, Any]:

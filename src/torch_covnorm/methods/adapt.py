@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,26 +83,17 @@ def adapt(
             f"start={start!r}: method {config.method!r} does not start from a trained A"
         )
     check_for(net, names, config)
-    loaders = {"train": train, "val": val}
-    others = {"classes": classes, "start": start, "statistics": statistics, "test": test}
+    data = {"train": train, "val": val, "classes": classes, "start": start}
+    data |= {"statistics": statistics, "test": test}
+    new_run = partial(Run, net=net, config=config, augment=augment, progress=progress, every=every)
     runs = []
     for i, n in enumerate(names):
-        data, folder = {**loaders, **others}, None if snapshot is None else Path(snapshot)
+        part, folder = data, None if snapshot is None else Path(snapshot)
         if not isinstance(name, str):
-            data = {k: _of(v, n, i, needed=k in loaders) for k, v in data.items()}
+            part = {k: _of(v, n, i, needed=k in ("train", "val")) for k, v in data.items()}
             folder = folder and folder / n
-        run = Run(
-            net=net,
-            name=n,
-            config=config,
-            augment=augment,
-            progress=progress,
-            snapshot=folder,
-            every=every,
-            **data,
-        )
-        _check_same_run(run)
-        runs.append(run)
+        runs.append(new_run(name=n, snapshot=folder, **part))
+        _check_same_run(runs[-1])
     with random_numbers_kept(next(net.backbone.parameters()).device), net.restoring_on_error(names):
         seed_all(config.training.seed, "adapt")
         chosen.recipe(runs if chosen.joint else runs[0])

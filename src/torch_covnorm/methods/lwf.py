@@ -74,16 +74,12 @@ class OldHead:
                 )
 
         assert self.domain.head is not None
-        hooks = (
-            self.domain.head.register_forward_hook(see),
-            self.net.register_forward_hook(compare, with_kwargs=True),
-        )
-        try:
-            yield self
-        finally:
-            for hook in hooks:
-                hook.remove()
-            self.features = self.output = None
+        last = self.net.register_forward_hook(compare, with_kwargs=True)
+        with self.domain.head.register_forward_hook(see), last:
+            try:
+                yield self
+            finally:
+                self.features = self.output = None
 
     def now(self) -> Tensor:
         """Return the fork's old head on the latest features: (n, old classes)."""

@@ -35,7 +35,7 @@ def _train(adapter: str) -> Callable[[Run], None]:
     """Return the recipe of a system that trains adapters of one kind and does nothing else."""
 
     def recipe(run: Run) -> None:
-        run.add(adapter)
+        run.add(adapter, run.options.get("rank"))
         run.fit("train", run.config.training)
 
     return recipe
@@ -67,11 +67,6 @@ def _piggyback(run: Run) -> None:
         mask.unpack_(run.net.backbone.get_submodule(name))
     run.fit("train", run.config.training)
     run.domain.pack_()
-
-
-def _fta(run: Run) -> None:
-    run.add("lowrank", run.options["rank"])
-    run.fit("train", run.config.training)
 
 
 def _svd(run: Run) -> None:
@@ -131,9 +126,10 @@ def _normalize(run: Run) -> None:
         result.ranks = choose_ranks(parts, preset, run.options["ranks"], budget)
         normalize_to_(run.net, run.name, parts, result.ranks, preset)
         if run.config.in_loss:
-            assert result.moments is not None
             before = {site: part.A for site, part in parts.items()}
             after = {site: A.matrix().detach() for site, A in run.domain.maps.items()}
+            assert result.moments is not None
+            assert run.gradients is not None
             result.predicted = predicted_loss(before, after, result.moments, run.gradients)
 
 
@@ -171,13 +167,12 @@ def _covnorm_joint(runs: Sequence[Run]) -> None:
     new = [r for r in runs if r.name not in net.domains or r.domain.basis != options["basis"]]
     for run in new:
         run.add_trained()
-    moments = {run.name: run.collect() for run in new}
+    moments, done = {run.name: run.collect() for run in new}, None
     names = ("variance", "ranks", "M", "count", "basis", "metric")
     given = {k: options[k] for k in names if options[k] is not None}
     old = dict(net.bases.items()).get(options["basis"])
     if "loss" in (options["metric"], old and old.settings.get("metric")):
         given["gradients"] = {run.name: run.collect_gradients() for run in new}
-    done = None
     if new:
         with runs[0].timed("normalize"):
             done = join_(net, list(moments), moments, grow=options["grow"], **given)
@@ -189,8 +184,9 @@ def _covnorm_joint(runs: Sequence[Run]) -> None:
 
 
 _RANK = {"rank": 0.25}  # 2 r d = half of A, the paper's 5 % against RA's 10 %
+_CUT = {**_RANK, "adapter": "residual"}
 _GENTLE = {"lr": 3e-4, "head_lr": 3e-3}  # for weights that are already trained
-_BY_VARIANCE = {"variance": None, "ranks": None, "adapter": "residual"}
+_BY_VARIANCE: dict[str, Any] = {"variance": None, "ranks": None, "adapter": "residual"}
 
 METHODS: dict[str, Method] = {
     "fnft": Method("fine-tune a copy of everything", _train("own"), training=_GENTLE),
@@ -208,46 +204,31 @@ METHODS: dict[str, Method] = {
         "residual adapters parallel to the layer (Rebuffi 2018)", _train("parallel")
     ),
     "dan": Method("1×1 combinations of the old filters (Rosenfeld)", _train("conv")),
-    "svd": Method("A cut to rank r, not tuned", _svd, {**_RANK, "adapter": "residual"}),
-    "svd-fta": Method("A cut to rank r, then tuned", _svd_fta, {**_RANK, "adapter": "residual"}),
-    "fta": Method("C·W of rank r from scratch", _fta, _RANK),
+    "svd": Method("A cut to rank r, not tuned", _svd, _CUT),
+    "svd-fta": Method("A cut to rank r, then tuned", _svd_fta, _CUT),
+    "fta": Method("C·W of rank r from scratch", _train("lowrank"), _RANK),
     "pca-fta": Method("CovNorm's C and W without M, then tuned", _pca_fta, _BY_VARIANCE),
     "piggyback": Method(
         "a binary mask on the frozen weights (Mallya 2018)",
         _piggyback,
-        training={"lr": 3e-4, "head_lr": 3e-3, "optimizer": "adam", "weight_decay": 0.0},
+        training=_GENTLE | {"optimizer": "adam", "weight_decay": 0.0},
     ),
     "covnorm": Method(
         "A ≈ C·M·W by the PCAs of its data, M tuned and absorbed",
         _covnorm,
-        {
-            **_BY_VARIANCE,
-            "budget": None,
-            "max_drop": None,
-            "dtype": None,
-            "metric": None,
-            "M": None,
-            "tune": None,
-            "preset": None,
-        },
+        _BY_VARIANCE
+        | dict.fromkeys(("budget", "max_drop", "dtype", "metric", "M", "tune", "preset")),
     ),
     "joint-svd": Method(
         "the A's of several domains share W (Rebuffi 2018)",
         _joint_svd,
-        {**_RANK, "adapter": "residual", "basis": "joint-svd"},
+        _CUT | {"basis": "joint-svd"},
         joint=True,
     ),
     "covnorm-joint": Method(
         "several domains share C and W; each has its own M",
         _covnorm_joint,
-        {
-            **_BY_VARIANCE,
-            "M": None,
-            "metric": None,
-            "basis": "joint",
-            "count": None,
-            "grow": 0.95,
-        },
+        _BY_VARIANCE | {"M": None, "metric": None, "basis": "joint", "count": None, "grow": 0.95},
         joint=True,
     ),
 }

@@ -54,12 +54,11 @@ class Adapted:
             "forgetting": self.forgetting,
             "predicted": self.predicted,
             "whole": self.whole,
-            "ranks": {site: _pair(rank) for site, rank in self.ranks.items()},
+            "ranks": {
+                site: [rank, rank] if isinstance(rank, int) else list(rank)
+                for site, rank in self.ranks.items()
+            },
             "seconds": dict(self.seconds),
             "dtype": self.dtype,
             "storage": self.storage,
         }
-
-
-def _pair(rank: int | tuple[int, int]) -> list[int]:
-    return list(rank) if isinstance(rank, tuple | list) else [rank, rank]

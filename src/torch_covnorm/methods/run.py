@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,7 +65,7 @@ class Run:
     every: float = 20.0
     floor: float = -math.inf
     result: Adapted = field(init=False)
-    gradients: dict[str, GradientMoments] = field(init=False, default_factory=dict)
+    gradients: dict[str, GradientMoments] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.result = Adapted(domain=self.name, method=self.config.method)
@@ -86,9 +88,8 @@ class Run:
             self._check_kind(adapter, rank)
             self._check_classes()
             return
-        classes = self.classes
+        classes, loaders = self.classes, (self.train, self.val)
         if classes is None:
-            loaders = (self.train, self.val)
             classes = max(count_classes(loader) for loader in loaders if loader is not None)
         seed_all(self.config.training.seed, "add")
         self.net.add_domain(self.name, classes, adapter, rank)
@@ -101,12 +102,11 @@ class Run:
             full_maps(self.net.domain(self.start))
             self.net.copy_domain(self.start, self.name)
             self._check_classes()
+            self.note("train")
         elif self._must_train():
             self.add(self._kind())
             self.fit("train", self.config.training)
         full_maps(self.domain)
-        if self.start is not None:
-            self.note("train")
 
     def fit(
         self,
@@ -177,26 +177,18 @@ class Run:
 
     def decompose(self) -> dict[str, Decomposition]:
         """Collect what the method needs and decompose each A, once."""
-        moments = self.collect()
-        gradients = None
+        moments, scaled = self.collect(), self.config.preset.scaled
         if self.config.in_loss:
-            gradients = self.gradients = self.collect_gradients()
+            self.gradients = self.collect_gradients()
         with self.timed("normalize"):
-            self.result.parts = decompose_sites(
-                self.net, self.name, moments, gradients, self.config.preset.scaled
-            )
-        return self.result.parts
+            parts = decompose_sites(self.net, self.name, moments, self.gradients, scaled)
+        self.result.parts = parts
+        return parts
 
     def collect(self) -> dict[str, Moments]:
         """Collect the moments of A's input, as one stage of the snapshot."""
-        with self.timed("collect"):
-            images = self.train if self.statistics is None else self.statistics
-            self.result.moments = self._collected(
-                "moments",
-                Moments,
-                images,
-                lambda: collect(self.net, self.name, self._watched("collect", images)),
-            )
+        images = self.train if self.statistics is None else self.statistics
+        self.result.moments = self._collected("collect", "moments", Moments, collect, images)
         return self.result.moments
 
     def collect_gradients(self) -> dict[str, GradientMoments]:
@@ -205,35 +197,29 @@ class Run:
         It uses the validation images, if there are any: the network is so sure about its training
         images that most of them have no gradient.
         """
-        images = self.train if self.statistics is None else self.statistics
-        images = images if self.val is None else self.val
-        seed = self.config.training.seed
-        with self.timed("gradients"):
-            return self._collected(
-                "gradients",
-                GradientMoments,
-                images,
-                lambda: collect_gradients(
-                    self.net, self.name, self._watched("gradients", images), seed=seed
-                ),
-            )
+        loaders = (self.val, self.statistics, self.train)
+        images = next(loader for loader in loaders if loader is not None)
+        make = partial(collect_gradients, seed=self.config.training.seed)
+        return self._collected("gradients", "gradients", GradientMoments, make, images)
 
     def _collected(
         self,
         stage: str,
+        what: str,
         statistics: type[Statistics],
+        make: Callable[[MultiDomainNetwork, str, Iterable[Any]], dict[str, Statistics]],
         images: Iterable[Any],
-        make: Callable[[], dict[str, Statistics]],
     ) -> dict[str, Statistics]:
         """Statistics by site: from the snapshot if it has them, otherwise made and saved there."""
-        settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": stage}
-        saved = None if self.snapshot is None else Snapshot(self.snapshot / stage, settings)
-        if saved is not None and (state := saved.load()) is not None:
-            return {site: statistics.from_state(part) for site, part in state.items()}
-        seed_loader(images, self.config.training.seed, stage)
-        found = make()
-        if saved is not None:
-            saved.save({site: part.state_dict() for site, part in found.items()})
+        settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": what}
+        saved = None if self.snapshot is None else Snapshot(self.snapshot / what, settings)
+        with self.timed(stage):
+            if saved is not None and (state := saved.load()) is not None:
+                return {site: statistics.from_state(part) for site, part in state.items()}
+            seed_loader(images, self.config.training.seed, what)
+            found = make(self.net, self.name, self._watched(stage, images))
+            if saved is not None:
+                saved.save({site: part.state_dict() for site, part in found.items()})
         return found
 
     # ── measuring and reporting ──────────────────────────────────────────────────────────────
@@ -272,9 +258,7 @@ class Run:
             self.progress(Progress(stage, 0, 1, step, steps, None, None, rate, self.name))
 
     def _watched(self, stage: str, batches: Iterable[Any]) -> Iterable[Any]:
-        """The batches, each reported as progress."""
-        start, images = time.perf_counter(), 0
-        steps = len(batches) if isinstance(batches, Sized) else None
+        start, images, steps = time.perf_counter(), 0, operator.length_hint(batches) or None
 
         def report(step: int, batch: Any) -> None:
             nonlocal images
@@ -284,7 +268,6 @@ class Run:
         return WatchedLoader(batches, report)
 
     def _test(self, stage: str) -> None:
-        """Measure the test data; nothing is decided by it."""
         if self.test is not None:
             self.result.tested[stage] = evaluate(self.net, self.name, self.test).accuracy
 
@@ -299,11 +282,11 @@ class Run:
         return str(self.options.get("adapter", "residual"))
 
     def _check_classes(self) -> None:
-        names = class_names(self.classes)
-        if names is not None and len(names) != len(self.domain.classes or ()):
+        names, existing = class_names(self.classes), len(self.domain.classes or ())
+        if names is not None and len(names) != existing:
             raise CovNormError(
-                f"classes={self.classes!r}: domain {self.name!r} already has "
-                f"{len(self.domain.classes or ())}: leave them out, or give a new name"
+                f"classes={self.classes!r}: domain {self.name!r} already has {existing}: leave "
+                "them out, or give a new name"
             )
 
     def _must_train(self) -> bool:
@@ -331,20 +314,17 @@ def trained(domain: Domain, net: MultiDomainNetwork) -> bool:
     A DAN adapter in a network without norms has no counter, but starts as the identity.
     """
     for name, norm in domain.norms.items():
-        before = net.backbone.get_submodule(name)
-        if norm.num_batches_tracked is not None and torch.ne(
-            norm.num_batches_tracked, before.get_buffer("num_batches_tracked")
-        ):
+        before, counted = net.backbone.get_submodule(name), norm.num_batches_tracked
+        if counted is not None and counted != before.get_buffer("num_batches_tracked"):
             return True
         if norm.affine and not torch.equal(norm.weight, before.get_parameter("weight")):
             return True
     for _, adapter in domain.adapters.items():
-        for norm in (adapter.B1, adapter.B2):
-            if getattr(norm, "num_batches_tracked", None) is not None and norm.num_batches_tracked:
-                return True
+        if any(getattr(norm, "num_batches_tracked", None) for norm in (adapter.B1, adapter.B2)):
+            return True
         if isinstance(adapter, ConvAdapter) and isinstance(adapter.A, FullMap):
-            eye = torch.eye(len(adapter.A.A), device=adapter.A.A.device)
-            if not torch.equal(adapter.A.A, eye.to(adapter.A.A)):
+            A = adapter.A.A
+            if not torch.equal(A, torch.eye(len(A)).to(A)):
                 return True
     return False
 

@@ -11,7 +11,7 @@ from ..compress.covnorm import PRESETS, Tuned
 from ..compress.gradients import Metric
 from ..compress.joint import Count, check_new_basis, join_settings
 from ..compress.precision import PRECISIONS, SMALLEST
-from ..errors import CovNormError, choices
+from ..errors import CovNormError, check_choice, choices
 from ..network.domain import check_name
 from ..network.network import MultiDomainNetwork
 from ..stats.decomposition import MiniAdaptation
@@ -21,15 +21,15 @@ from .config import Config
 from .recipes import METHODS
 
 WORDS = {
-    "M": (None, "none", *get_args(MiniAdaptation)),
-    "tune": (None, *get_args(Tuned)),
-    "count": (None, *get_args(Count)),
+    "M": ("none", *get_args(MiniAdaptation)),  # "none" only in joint mode
+    "tune": get_args(Tuned),
+    "count": get_args(Count),
     "adapter": tuple(k for k in KINDS if k != "batchnorm"),
-    "preset": (None, *PRESETS),
-    "metric": (None, *get_args(Metric)),
-    "dtype": (None, *PRECISIONS, SMALLEST),
+    "preset": tuple(PRESETS),
+    "metric": get_args(Metric),
+    "dtype": (*PRECISIONS, SMALLEST),
 }
-NUMBERS = ("variance", "max_drop", "budget", "rank", "grow", "strength", "temperature")
+NUMBERS = ("variance", "max_drop", "budget", "grow", "strength", "temperature")
 RANK_RULES = ("variance", "ranks", "budget", "max_drop")
 TUNED_SLOWER = {"paper": 1, "official-code": 10}  # by preset; otherwise 3
 
@@ -50,8 +50,7 @@ def configure(
             is `training` with a third of its rate and half of its epochs (as `training` for
             preset="paper", with a tenth of the rate for "official-code").
     """
-    if method not in METHODS:
-        raise CovNormError(f"method={method!r}: {choices(method, METHODS)}")
+    check_choice("method", method, METHODS)
     chosen, options = METHODS[method], options or {}
     of_training = {f.name for f in fields(Training)}
     for key in options:
@@ -83,10 +82,10 @@ def _tuning(first: Training, preset: str | None) -> Training:
 
 def _check_options(given: Mapping[str, Any]) -> None:
     """Refuse values that no network could take."""
+    words = WORDS if "basis" in given else WORDS | {"M": get_args(MiniAdaptation)}
     for key, value in given.items():
-        if key in WORDS and value not in WORDS[key]:
-            words = [w for w in WORDS[key] if w is not None]
-            raise CovNormError(f"{key}={value!r}: {choices(value, words)}")
+        if key in words and (value is not None or key == "adapter"):
+            check_choice(key, value, words[key])
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if key in NUMBERS and value is not None and not number:
             raise CovNormError(f"{key}={value!r}: give a number")
@@ -97,15 +96,16 @@ def _check_options(given: Mapping[str, Any]) -> None:
         raise CovNormError(f"{'=, '.join(rules)}=: each chooses the ranks; give one of them")
     if given.get("variance") is not None:
         check_threshold(given["variance"])
-    if given.get("max_drop") is not None and not given["max_drop"] >= 0:
-        raise CovNormError(f"max_drop={given['max_drop']}: give points of accuracy, 0 or more")
+    max_drop = given.get("max_drop")
+    if max_drop is not None and not max_drop >= 0:
+        raise CovNormError(f"max_drop={max_drop}: give points of accuracy, 0 or more")
     closed = given.get("M") in (None, "closed-form") and given.get("preset") != "official-code"
-    if given.get("max_drop") is not None and not closed:
+    if max_drop is not None and not closed:
         raise CovNormError(
             "max_drop= needs an M in closed form: leave out M= and preset=, or choose the ranks "
             "by variance= or budget="
         )
-    if given.get("dtype") == SMALLEST and given.get("max_drop") is None:
+    if given.get("dtype") == SMALLEST and max_drop is None:
         raise CovNormError(
             f"dtype={SMALLEST!r} needs max_drop=, the points of accuracy it may cost: give that, "
             f"or choose {', '.join(PRECISIONS)}"
@@ -117,8 +117,8 @@ def _check_options(given: Mapping[str, Any]) -> None:
 def check_for(net: MultiDomainNetwork, names: Sequence[str], config: Config) -> None:
     """Refuse, before training, what this network would refuse after it."""
     options = config.options
-    alone = "preset" in options  # joint mode takes ranks, and any M
-    if alone and config.in_loss and (options["M"] or options["preset"] or options["ranks"]):
+    chosen = "preset" in options and any(options[k] for k in ("M", "preset", "ranks"))
+    if config.in_loss and chosen:  # joint mode, which has no presets, takes ranks and any M
         raise CovNormError("metric='loss' chooses ranks and M itself: leave out M, preset, ranks")
     if options.get("budget") is not None:
         adapters = net.fresh_adapters(str(options["adapter"])).values()
@@ -129,5 +129,5 @@ def check_for(net: MultiDomainNetwork, names: Sequence[str], config: Config) -> 
     if basis is not None and check_name(basis) in net.bases:
         if "rank" in options:
             check_new_basis(net, basis)
-        given = (options["variance"], options["count"])
-        join_settings(net.basis(basis), *given, names, options["metric"])
+        variance, count, metric = (options[k] for k in ("variance", "count", "metric"))
+        join_settings(net.basis(basis), variance, count, names, metric)

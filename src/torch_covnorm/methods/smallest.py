@@ -98,7 +98,7 @@ def _precisions(wanted: str | None) -> list[str | None]:
     if wanted is None:
         return [None]
     order = list(reversed(PRECISIONS))
-    return [*order] if wanted == SMALLEST else [*order[order.index(wanted) :]]
+    return [*order[0 if wanted == SMALLEST else order.index(wanted) :]]
 
 
 def _accuracy(run: Run) -> float:

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ..errors import CovNormError, choices
+from ..errors import CovNormError, check_choice
 from . import solver
 from .moments import Moments
 from .pooling import Felt
@@ -34,7 +34,7 @@ class PCA(NamedTuple):
     def of(cls, moments: Moments) -> PCA:
         """Return the PCA of some moments, on the CPU: ``Sigma = P E P^T`` (eq. 1)."""
         E, P = solver.eigh(moments.covariance)
-        return cls(P, E, moments.mean.cpu())
+        return cls(P, E, moments.mean.cpu().clone())  # the moments may go on changing in place
 
 
 class Factors(NamedTuple):
@@ -82,13 +82,12 @@ def mini_adaptation(
     M: MiniAdaptation, closed: Tensor, generator: torch.Generator | None = None
 ) -> Tensor:
     """Return M (ky, kx) as it starts: `closed` itself, the identity, or Gaussian (std 0.01)."""
+    check_choice("M", M, get_args(MiniAdaptation))
     if M == "closed-form":
         return closed
     if M == "identity":
         return torch.eye(*closed.shape).to(closed)
-    if M == "random":
-        return (0.01 * torch.randn(*closed.shape, generator=generator)).to(closed)
-    raise CovNormError(f"M={M!r}: {choices(M, get_args(MiniAdaptation))}")
+    return (0.01 * torch.randn(*closed.shape, generator=generator)).to(closed)
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ class Decomposition(Bases):
 
 def decompose(
     A: Tensor,
-    x: Moments | None = None,
+    x: Moments,
     G: Tensor | None = None,
     *,
     b: Tensor | None = None,
@@ -172,50 +171,29 @@ def decompose(
 
     Args:
         A: (d_out, d_in).
-        x: moments of the input; None treats it as white with mean 0, so that the loss metric with
-            G = I is the plain SVD of A.
+        x: moments of the input.
         b: (d_out,), added to ``mu_y = A mu_x``.
     """
     A = A.detach().cpu().double()
     if not A.isfinite().all() or (b is not None and not b.isfinite().all()):
         raise CovNormError("A contains NaN or Inf: retrain the domain with a lower learning rate")
-    x = _white(A.shape[1]) if x is None else x
     pca = PCA.of(x)
     mu_y = A @ pca.mu + (0 if b is None else b.detach().cpu().double())
-    W, M, C, worth = _in_variance(A, x, pca, scaled) if G is None else _in_loss(A, pca, G)
-    return Decomposition(
-        W=W,
-        C=C,
-        mu_x=pca.mu,
-        x_worth=pca.E,
-        worth=worth,
-        M=M,
-        mu_y=mu_y,
-        A=A,
-        x=pca,
-        in_loss=G is not None,
-    )
-
-
-def _in_variance(
-    A: Tensor, moments: Moments, x: PCA, scaled: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """W, M, C and worth in the metric of the variance."""
-    y = PCA.of(moments.transform(A))
-    W, C = (whiten(x), color(y)) if scaled else (x.P.T, y.P)
-    # The columns of C and the rows of W are orthogonal, so pseudo-inverses are scaled transposes.
-    M = (C.T / C.square().sum(0)[:, None]) @ A @ (W.T / W.square().sum(1))
-    return W, M, C, y.E
-
-
-def _in_loss(A: Tensor, x: PCA, G: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """W, M, C and worth in the metric G."""
-    scale, root, inverse = _scaled_roots(G)
-    e = solver.floored(x.E).sqrt()
-    U, s, Vt = solver.svd(root @ A @ (x.P * e), full=True)
-    W, C = (Vt / e) @ x.P.T, inverse @ U[:, : len(s)] * s
-    worth = s.square() * scale * (x.E[0] > 0)  # without variance, the floor would look like worth
-    return W, torch.eye(len(s), len(W)).to(C), C, worth
+    if G is None:
+        y = PCA.of(x.transform(A))
+        W, C = (whiten(pca), color(y)) if scaled else (pca.P.T, y.P)
+        # Columns of C and rows of W are orthogonal, so pseudo-inverses are scaled transposes.
+        M = (C.T / C.square().sum(0)[:, None]) @ A @ (W.T / W.square().sum(1))
+        worth = y.E
+    else:
+        scale, root, inverse = _scaled_roots(G)
+        e = solver.floored(pca.E).sqrt()
+        U, s, Vt = solver.svd(root @ A @ (pca.P * e), full=True)
+        W, C = (Vt / e) @ pca.P.T, inverse @ U[:, : len(s)] * s
+        M = torch.eye(len(s), len(W)).to(C)
+        worth = s.square() * scale * (pca.E[0] > 0)  # without variance, the floor looks like worth
+    bases = {"W": W, "C": C, "mu_x": pca.mu, "x_worth": pca.E, "worth": worth}
+    return Decomposition(**bases, M=M, mu_y=mu_y, A=A, x=pca, in_loss=G is not None)
 
 
 def _scaled_roots(G: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -243,10 +221,3 @@ def pooled_bases(x: Moments, y: Moments, felt: Felt | None = None) -> Bases:
     values, U = solver.eigh(root @ y.covariance.cpu() @ root)
     C = inverse @ U * solver.floored(values).sqrt()
     return Bases(W, C, of_x.mu, x_worth=x_worth, worth=values * scale)
-
-
-def _white(d: int) -> Moments:
-    """Moments with mean 0 and covariance I."""
-    white = Moments(d)
-    white.n, white.scatter = 1, torch.eye(d, dtype=torch.float64)
-    return white

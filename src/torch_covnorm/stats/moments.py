@@ -73,9 +73,9 @@ class Moments:
                 rows = rows.double()
             c = _centre(rows)
             numbers = BLOCK_NUMBERS if c is None else CENTRED_NUMBERS
-            for block in rows.split(max(1, min(BLOCK_ROWS, numbers // self.d))):
-                if len(block):
-                    batch._merge_(*_block(block, c))
+            size = max(1, min(BLOCK_ROWS, numbers // self.d))
+            for block in rows.split(size) if len(rows) else ():
+                batch._merge_(*_block(block, c))
         if not (batch.mean.isfinite().all() and batch.scatter.isfinite().all()):
             raise CovNormError(
                 "features contain NaN or Inf, or are too large to square. Check the images and the "
@@ -92,7 +92,7 @@ class Moments:
             raise CovNormError(f"cannot merge moments of {self.d} and of {other.d} features")
         merged = Moments(self.d, self.mean.device)
         merged._merge_(self.n, self.mean, self.scatter)
-        merged._merge_(other.n, other.mean.to(self.mean), other.scatter.to(self.mean))
+        merged._merge_(other.n, other.mean, other.scatter)
         merged.images = self.images + other.images
         return merged
 
@@ -152,13 +152,8 @@ class Moments:
 
     def state_dict(self) -> dict[str, Tensor]:
         """``{"n": (), "images": (), "mean": (d,), "scatter": (d, d)}``, ready for safetensors."""
-        n, images = (torch.tensor(v, dtype=torch.int64) for v in (self.n, self.images))
-        return {
-            "n": n,
-            "images": images,
-            "mean": self.mean.clone(),
-            "scatter": self.scatter.clone(),
-        }
+        counts = {"n": torch.tensor(self.n), "images": torch.tensor(self.images)}
+        return counts | {"mean": self.mean.clone(), "scatter": self.scatter.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what `state_dict` returned; wrong shapes, NaN or a negative n raise an error."""
@@ -219,7 +214,9 @@ def _centre(rows: Tensor) -> Tensor | None:
     """
     if len(rows) <= CENTRE_ROWS:
         return rows.mean(0) if len(rows) else None
-    few = rows[_spread(len(rows)).to(rows.device)].double()
+    # The golden ratio spreads the indices, out of step with the rows of an image.
+    spread = torch.arange(CENTRE_ROWS, dtype=torch.float64) * GOLDEN % 1 * len(rows)
+    few = rows[spread.long().to(rows.device)].double()
     c = few.mean(0)
     return None if _near(c, few.var(0, correction=0)) else c.to(rows.dtype)
 
@@ -246,11 +243,6 @@ def _block(rows: Tensor, c: Tensor | None) -> tuple[int, Tensor, Tensor]:
 def _near(mean: Tensor, variance: Tensor, floor: Tensor | float = 0.0) -> bool:
     """Whether each mean is within two standard deviations of 0, or its centre's rounding."""
     return bool((mean.square() <= 4 * variance + torch.as_tensor(floor).square()).all())
-
-
-def _spread(n: int) -> Tensor:
-    """Return indices of 256 of n rows, out of step with the rows of an image."""
-    return (torch.arange(CENTRE_ROWS, dtype=torch.float64) * GOLDEN % 1 * n).long()
 
 
 def _symmetric(S: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import TypeVar
 
 from torch import Tensor
@@ -114,8 +115,8 @@ def check_rank_pairs(ranks: Mapping[str, object], sites: Mapping[str, object]) -
 
 def rank_of(rank: int | float, d_out: int, d_in: int) -> int:
     """Return the rank for a number of directions, or for a share of d_out in (0, 1): r = d/2^i."""
-    share = isinstance(rank, float)
-    if isinstance(rank, bool) or (share and not 0 < rank < 1) or rank <= 0:
+    share, whole = isinstance(rank, float), isinstance(rank, Integral) and rank is not True
+    if not (0 < rank < 1 if share else whole and rank > 0):
         raise CovNormError(f"rank={rank}: give a whole number from 1, or a share in (0, 1)")
     r = max(1, round(rank * d_out)) if share else int(rank)
     return min(r, d_out, d_in)

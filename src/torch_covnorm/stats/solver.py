@@ -6,7 +6,8 @@ live part of a matrix, scaled to 1, and has two fallbacks. A matrix with NaN or 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ def eigh(S: Tensor) -> tuple[Tensor, Tensor]:
     if len(live):
         block = S[live][:, live]
         top = block.diagonal().max()
-        solvers = (_eigh_lower, _eigh_upper, _eigh_by_svd)
+        solvers = (_eigh, functools.partial(_eigh, UPLO="U"), _eigh_by_svd)
         values, vectors = _first_that_converges(solvers, block / top, "eigendecomposition")
         E[: len(live)] = values.clamp(min=0) * top
         P[live, : len(live)] = vectors
@@ -102,7 +103,7 @@ def _checked(S: Tensor) -> Tensor:
 
 
 def _first_that_converges(
-    solvers: tuple[Callable[[Tensor], tuple[Tensor, ...]], ...], S: Tensor, what: str
+    solvers: Sequence[Callable[[Tensor], tuple[Tensor, ...]]], S: Tensor, what: str
 ) -> tuple[Tensor, ...]:
     for solve in solvers:
         try:
@@ -112,13 +113,8 @@ def _first_that_converges(
     raise CovNormError(f"{what} failed: the matrix is too ill-conditioned. Check the input images.")
 
 
-def _eigh_lower(S: Tensor) -> tuple[Tensor, Tensor]:
-    E, P = torch.linalg.eigh(S)
-    return E.flip(0), P.flip(1)
-
-
-def _eigh_upper(S: Tensor) -> tuple[Tensor, Tensor]:
-    E, P = torch.linalg.eigh(S, UPLO="U")
+def _eigh(S: Tensor, UPLO: str = "L") -> tuple[Tensor, Tensor]:
+    E, P = torch.linalg.eigh(S, UPLO=UPLO)
     return E.flip(0), P.flip(1)
 
 

@@ -170,10 +170,8 @@ class Loop:
     @property
     def stopped(self) -> bool:
         """Whether validation has not improved for `stop_after` epochs."""
-        limit = self.settings.stop_after
-        if limit is None or self.best is None:
-            return False
-        return bool(self.epoch - self.best["epoch"] > limit)
+        limit, best = self.settings.stop_after, self.best
+        return limit is not None and best is not None and bool(self.epoch - best["epoch"] > limit)
 
     def run_epoch(self, train: Iterable[Any], saved: Snapshot | None, report: Report) -> None:
         """Train from the current position to the end of the epoch."""
@@ -187,8 +185,7 @@ class Loop:
         batches = iter(train)
         while True:
             seed_all(self.settings.seed, self.epoch, step)
-            batch = next(batches, None)
-            if batch is None:
+            if (batch := next(batches, None)) is None:
                 break
             step += 1
             if step <= skip:

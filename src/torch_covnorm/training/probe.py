@@ -30,13 +30,10 @@ def features(net: MultiDomainNetwork, loader: Iterable[Any]) -> tuple[Tensor, Te
     seen: list[Tensor] = []
     labels = []
     hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten(1).cpu()))
-    try:
-        with eval_mode(net.backbone):
-            for batch in loader:
-                net.backbone(images_of(batch).to(device))
-                labels.append(torch.as_tensor(batch[1]))
-    finally:
-        hook.remove()
+    with hook, eval_mode(net.backbone):
+        for batch in loader:
+            net.backbone(images_of(batch).to(device))
+            labels.append(torch.as_tensor(batch[1]))
     return torch.cat(seen), torch.cat(labels).long()
 
 

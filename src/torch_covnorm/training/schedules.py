@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import CovNormError, choices
+from ..errors import CovNormError, check_choice, choices
 
 OptimizerMaker = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 CHOICES = {
@@ -63,9 +63,8 @@ class Training:
     def __post_init__(self) -> None:
         for name, options in CHOICES.items():
             value = getattr(self, name)
-            function = callable(value) and name in ("optimizer", "schedule")
-            if not function and (not isinstance(value, str) or value not in options):
-                raise CovNormError(f"{name}={value!r}: {choices(value, options)}")
+            if not (callable(value) and name in ("optimizer", "schedule")):
+                check_choice(name, value, options)
         for name in (*INTEGERS, *NUMBERS):
             value = getattr(self, name)
             if value is not None or name not in OPTIONAL:
@@ -99,10 +98,9 @@ class Training:
         self, parameters: Iterable[nn.Parameter], head: Iterable[nn.Parameter] = ()
     ) -> torch.optim.Optimizer:
         """Make the optimizer. The head's parameters use `head_lr` if it is set."""
-        groups: list[dict[str, Any]] = [{"params": list(parameters)}]
-        if head := list(head):
-            rate = {} if self.head_lr is None else {"lr": self.head_lr}
-            groups.append({"params": head, **rate})
+        rate = {} if self.head_lr is None else {"lr": self.head_lr}
+        groups: list[dict[str, Any]]
+        groups = [{"params": list(parameters)}, {"params": list(head), **rate}]
         groups = [group for group in groups if group["params"]]
         shared: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         if isinstance(self.optimizer, type):
@@ -187,9 +185,9 @@ def training_of(training: Training | str | None) -> Training:
     """Return a `Training`, given one or its name in `TRAININGS`; None is the default."""
     if isinstance(training, Training):
         return training
-    if training is not None and training not in TRAININGS:
-        raise CovNormError(f"training={training!r}: {choices(training, TRAININGS)}")
-    return TRAININGS[training or "default"]
+    training = "default" if training is None else training
+    check_choice("training", training, TRAININGS)
+    return TRAININGS[training]
 
 
 def plain(value: Any) -> Any:

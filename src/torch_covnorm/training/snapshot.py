@@ -39,9 +39,7 @@ class Snapshot:
     """
 
     def __init__(self, folder: Folder, settings: dict[str, Any], every: float = 20.0) -> None:
-        self.file = Path(folder) / RECORD
-        self.settings = settings
-        self.every = every
+        self.file, self.settings, self.every = Path(folder) / RECORD, settings, every
         self.last = time.monotonic()
 
     def load(self) -> dict[str, Any] | None:
@@ -60,10 +58,8 @@ class Snapshot:
                 )
                 raise SnapshotMismatch(message, key, was, now)
         with records.blame(self.file):
-            state: dict[str, Any] = _decode(
-                record["state"], records.read_tensors(self.file, record)
-            )
-        return state
+            state = _decode(record["state"], records.read_tensors(self.file, record))
+        return dict(state)
 
     def due(self) -> bool:
         """Return whether it is time to save again."""
