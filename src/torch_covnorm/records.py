@@ -161,16 +161,14 @@ def blame(file: Path) -> Iterator[None]:
 def write_file(file: Path, data: bytes) -> None:
     """Write a file atomically: temporary file, fsync, rename, fsync of the folder."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(file)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

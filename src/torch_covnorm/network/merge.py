@@ -9,12 +9,10 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..adapters import Adapter, JointMap, fold, merged_weight
+from ..adapters import Adapter, JointMap, Layer, Site, fold, merged_weight
 from ..errors import CovNormError
-from .domain import Domain
-from .protocol import Network
+from .domain import Domain, Network
 from .routing import plain_copy
-from .sites import Layer, Site
 
 
 @torch.no_grad()
@@ -59,8 +57,7 @@ def _fold_into_(layer: Layer, site: Site, adapter: Adapter) -> None:
     adapter, layer64 = copy.deepcopy(adapter).cpu().double(), copy.deepcopy(layer).cpu().double()
     if isinstance(adapter.A, JointMap):  # the copy still refers to the original factors
         adapter.A.share(copy.deepcopy(adapter.A.shared).cpu().double())
-    folded = fold([adapter], site.d_in, site.d_out, layer64.weight)
-    weight, bias = merged_weight(layer64, folded)
+    weight, bias = merged_weight(layer64, fold([adapter], site, layer64.weight))
     if isinstance(layer, nn.Conv2d) and weight.shape[1] == layer.in_channels:
         layer.groups = 1
     layer.weight = nn.Parameter(weight.to(layer.weight.dtype).to(device))
