@@ -71,14 +71,9 @@ def sealed(format_: str, record: dict[str, Any], indent: int | None = 1) -> byte
     versions = {"torch": torch.__version__, "torch_covnorm": __version__}
     record = {"format": format_, "version": VERSION, **record, "versions": versions}
     try:
-        text = json.dumps(
-            {**record, "checksum": checksum(record)},
-            indent=indent,
-            ensure_ascii=False,
-            allow_nan=False,
-        )
-        same = {k: v for k, v in json.loads(text).items() if k != "checksum"} == record
-        data = text.encode()
+        whole = {**record, "checksum": checksum(record)}
+        text = json.dumps(whole, indent=indent, ensure_ascii=False, allow_nan=False)
+        same, data = json.loads(text) == whole, text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise CovNormError(f"cannot be written as JSON: {error}") from None
     if not same:

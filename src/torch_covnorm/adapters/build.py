@@ -13,9 +13,10 @@ from .maps import FORMS, FullMap, LinearMap
 from .norms import site_norm
 from .shared import SHARED_FORMS, SharedFactors
 from .site import Site
-from .weights import WEIGHT_KINDS
+from .weights import CopiedWeights, MaskWeights
 
-ADAPTERS = (*KINDS, "lowrank", *WEIGHT_KINDS, "none")  # what `fresh_adapter` accepts
+# What `fresh_adapter` accepts.
+ADAPTERS = (*KINDS, "lowrank", CopiedWeights.kind, MaskWeights.kind, "none")
 
 
 def fresh_adapter(adapter: str, site: Site, rank: int | float | None = None) -> Adapter:

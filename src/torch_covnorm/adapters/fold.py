@@ -78,8 +78,7 @@ def fold(adapters: Sequence[Adapter], site: Site, like: Tensor) -> Folded:
         if factors:
             zero = like.new_zeros(site.d_out)
             constant = torch.stack([zero if A is None else A.offset for A in maps])
-            pairs = zip(adapters, maps, strict=True)
-            before = [nn.Identity() if A is None else a.B1 for a, A in pairs]
+            before = [a.B1 if A else nn.Identity() for a, A in zip(adapters, maps, strict=True)]
             if any(not isinstance(B1, nn.Identity) for B1 in before):
                 s1, t1 = scale_shift(before, d, like)
                 constant = constant + _chain_times(factors, t1)

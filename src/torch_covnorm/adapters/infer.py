@@ -98,20 +98,15 @@ def merged_weight(layer: Layer, folded: Folded) -> tuple[Tensor, Tensor]:
     ``b' = T b + shift``. A grouped layer with factors gets an ungrouped weight.
     """
     weight = layer.weight.to(folded.shift)
-    if isinstance(layer, nn.Linear):
-        new = _times(folded, weight)
-        if folded.parallel:
-            new = new + product(folded.parallel)[0]
-    else:
-        if layer.groups > 1 and (folded.series or folded.parallel):
-            weight = _ungrouped(weight, layer.groups)
-        last = not weight.is_contiguous()  # channels_last: taps, then input channels
-        taps = weight.movedim(1, -1) if last else weight
-        new = _times(folded, taps.flatten(1)).view(taps.shape)
-        new = new.movedim(-1, 1) if last else new
-        if folded.parallel:
-            row, column = centre(layer)
-            new[:, :, row, column] += product(folded.parallel)[0]
+    if isinstance(layer, nn.Conv2d) and layer.groups > 1 and (folded.series or folded.parallel):
+        weight = _ungrouped(weight, layer.groups)
+    last = not weight.is_contiguous()  # channels_last: taps, then input channels
+    taps = weight.movedim(1, -1) if last else weight
+    new = _times(folded, taps.flatten(1)).view(taps.shape)
+    new = new.movedim(-1, 1) if last else new
+    if folded.parallel:
+        tap = new[:, :, *centre(layer)] if isinstance(layer, nn.Conv2d) else new
+        tap += product(folded.parallel)[0]
     bias = folded.shift[0]
     if layer.bias is not None:
         bias = bias + _times(folded, layer.bias.to(bias)[:, None])[:, 0]
@@ -142,9 +137,5 @@ def _times(folded: Folded, matrix: Tensor) -> Tensor:
 
 def _ungrouped(weight: Tensor, groups: int) -> Tensor:
     """Expand (d_out, d_in/g, h, w) to (d_out, d_in, h, w) with zeros outside each group's block."""
-    blocks = weight.chunk(groups)
-    rows, columns = blocks[0].shape[:2]
-    out = weight.new_zeros(rows * groups, columns * groups, *weight.shape[2:])
-    for g, block in enumerate(blocks):
-        out[g * rows : (g + 1) * rows, g * columns : (g + 1) * columns] = block
-    return out
+    blocks, eye = weight.unflatten(0, (groups, -1)), torch.eye(groups).to(weight)
+    return torch.einsum("gdchw,gk->gdkchw", blocks, eye).flatten(2, 3).flatten(0, 1)

@@ -91,13 +91,10 @@ class MaskWeights(WeightAdapter):
         self.shape = weight.shape
         self.scores: nn.Parameter | None
         self.packed: Tensor | None
-        if packed:
-            bits = torch.zeros(-(-weight.numel() // 8), dtype=torch.uint8, device=weight.device)
-            self.register_parameter("scores", None)
-            self.register_buffer("packed", bits)
-        else:
-            self.scores = nn.Parameter(torch.full_like(weight, MASK_START))
-            self.register_buffer("packed", None)
+        scores = None if packed else nn.Parameter(torch.full_like(weight, MASK_START))
+        self.register_parameter("scores", scores)
+        bits = torch.zeros(-(-weight.numel() // 8), dtype=torch.uint8, device=weight.device)
+        self.register_buffer("packed", bits if packed else None)
 
     def mask(self) -> Tensor:
         """Return the mask as bool, in the shape of the weight."""
@@ -131,9 +128,6 @@ class MaskWeights(WeightAdapter):
 
     def stored(self) -> dict[str, Tensor]:
         return {"packed": pack(self.mask()) if self.packed is None else self.packed}
-
-
-WEIGHT_KINDS = {a.kind: a for a in (CopiedWeights, MaskWeights)}
 
 
 def weight_adapters(

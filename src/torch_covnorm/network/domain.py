@@ -99,13 +99,11 @@ class Domain(nn.Module):
 
     def parameter_counts(self) -> dict[str, int]:
         """Return the parameters by category, without masks; `Account` describes the categories."""
-        adapters = self.adapters.values()
-        norms = [self.norms, *(b for a in adapters for b in (a.B1, a.B2))]
         copied = count(self.weights) - sum(count(mask) for mask in self.masks)
         return {
-            "adapter": sum(a.paper_count() for a in adapters) + copied,
+            "adapter": sum(A.paper_count() for A in self.maps.values()) + copied,
             "bias": sum(A.bias.numel() for A in self.maps.values()),
-            "norm": sum(count(n) for n in norms),
+            "norm": sum(map(count, self.all_norms)),
             "head": count(self.head),
             "own": count(self.own),
         }
@@ -133,6 +131,11 @@ class Domain(nn.Module):
         tensors += [] if self.prepared is None else self.prepared.tensors
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
         return sum(storage.nbytes() for storage in storages.values())
+
+    @property
+    def all_norms(self) -> list[nn.Module]:
+        """The norms in the place of the backbone's, and B1 and B2 of all adapters."""
+        return [self.norms, *(b for a in self.adapters.values() for b in (a.B1, a.B2))]
 
     @property
     def maps(self) -> dict[str, LinearMap]:

@@ -360,11 +360,6 @@ def _neutral(norm: _BatchNorm) -> nn.Module:
     BatchNormAct2d.
     """
     copied = copy.deepcopy(norm).eval().requires_grad_(False)
-    if copied.running_mean is not None and copied.running_var is not None:
-        copied.running_mean.zero_()
-        copied.running_var.fill_(1)
-        copied.eps = 0.0
-    if copied.affine:
-        copied.weight.fill_(1)
-        copied.bias.zero_()
+    copied.reset_parameters()
+    copied.eps = 0.0
     return copied

@@ -49,11 +49,10 @@ def find_sites(
             CovNormWarning,
             stacklevel=3,
         )
-    norms, sites = _following_norms(backbone), {}
-    for name, layer in chosen.items():
-        spatial = isinstance(layer, nn.Conv2d)
-        sites[name] = Site(name, spatial, *_channels(layer), norms.get(name))
-    return sites
+    norms = _following_norms(backbone)
+    return {
+        n: Site(n, isinstance(m, nn.Conv2d), *_channels(m), norms.get(n)) for n, m in chosen.items()
+    }
 
 
 def default(backbone: nn.Module, layers: dict[str, Layer]) -> dict[str, Layer]:
@@ -97,9 +96,8 @@ def _layers(backbone: nn.Module) -> dict[str, Layer]:
 
 
 def _channels(layer: Layer) -> tuple[int, int]:
-    if isinstance(layer, nn.Conv2d):
-        return layer.in_channels, layer.out_channels
-    return layer.in_features, layer.out_features
+    d_out, d_in = layer.weight.shape[:2]
+    return d_in * getattr(layer, "groups", 1), d_out
 
 
 def _is_uncalled(layer: Layer) -> bool:
@@ -129,8 +127,7 @@ def _following_norms(backbone: nn.Module) -> dict[str, str]:
         prefix = parent_name + "." if parent_name else ""
         children = [(n, m) for n, m in parent.named_children() if type(m) is not nn.Identity]
         for (name, layer), (norm_name, norm) in itertools.pairwise(children):
-            if not isinstance(norm, _BatchNorm) or not isinstance(layer, Layer):
-                continue
-            if norm.num_features == layer.weight.shape[0]:
+            normed = isinstance(norm, _BatchNorm) and isinstance(layer, Layer)
+            if normed and norm.num_features == len(layer.weight):
                 following[prefix + name] = prefix + norm_name
     return following
