@@ -1,5 +1,6 @@
 """One frozen network, many domains: CovNorm (Li & Vasconcelos, CVPR 2019) for PyTorch."""
 
+from .adapters import Site
 from .backbones import load_backbone
 from .compress.collect import collect
 from .compress.covnorm import PRESETS, absorb_, normalize_
@@ -18,7 +19,6 @@ from .network.accounting import Account, account
 from .network.basis import Basis
 from .network.domain import Domain
 from .network.network import MultiDomainNetwork
-from .network.sites import Site
 from .stats.moments import Moments
 from .training.evaluation import Evaluation, evaluate
 from .training.fit import Fit, fit

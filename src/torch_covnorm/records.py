@@ -71,14 +71,9 @@ def sealed(format_: str, record: dict[str, Any], indent: int | None = 1) -> byte
     versions = {"torch": torch.__version__, "torch_covnorm": __version__}
     record = {"format": format_, "version": VERSION, **record, "versions": versions}
     try:
-        text = json.dumps(
-            {**record, "checksum": checksum(record)},
-            indent=indent,
-            ensure_ascii=False,
-            allow_nan=False,
-        )
-        same = {k: v for k, v in json.loads(text).items() if k != "checksum"} == record
-        data = text.encode()
+        whole = {**record, "checksum": checksum(record)}
+        text = json.dumps(whole, indent=indent, ensure_ascii=False, allow_nan=False)
+        same, data = json.loads(text) == whole, text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise CovNormError(f"cannot be written as JSON: {error}") from None
     if not same:
@@ -161,16 +156,14 @@ def blame(file: Path) -> Iterator[None]:
 def write_file(file: Path, data: bytes) -> None:
     """Write a file atomically: temporary file, fsync, rename, fsync of the folder."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        with os.fdopen(handle, "wb") as stream:
+        with temporary.open("xb") as stream:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(file)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

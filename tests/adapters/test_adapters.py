@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch_covnorm.adapters import (
     KINDS,
     LowRankMap,
-    build,
+    Site,
     fold,
-    fresh_config,
+    fresh_adapter,
     infer,
     run_folded,
 )
@@ -29,9 +29,13 @@ LAYERS = {
 }
 
 
+def site(spatial: bool, own_norm: bool = True) -> Site:
+    return Site("layer", spatial, 6, 8, None if own_norm else "norm")
+
+
 def make(kind: str, layer: nn.Module, own_norm: bool = True, rank: int | None = None):
-    spatial = isinstance(layer, nn.Conv2d)
-    adapter = build(fresh_config(kind, 6, 8, own_norm, rank), spatial, 6, 8).eval()
+    at = site(isinstance(layer, nn.Conv2d), own_norm)
+    adapter = fresh_adapter(kind, at, rank).eval()
     with torch.no_grad():
         for p in adapter.parameters():
             p.copy_(torch.randn_like(p))
@@ -100,7 +104,7 @@ def test_an_adapter_is_the_equation_of_its_paper(kind, own_norm, layer_name, mon
         expected = y if kind == "conv" else z + y
     expected = normed(adapter.B2, expected, spatial)
     torch.testing.assert_close(adapter(layer, x), expected, rtol=1e-4, atol=1e-4)
-    folded = fold([adapter], 6, 8, layer.weight)
+    folded = fold([adapter], site(spatial), layer.weight)
     # Through the activations, and through the weight, which is never done for a grouped layer.
     for cheaper in (False, getattr(layer, "groups", 1) == 1):
         monkeypatch.setattr(infer, "merging_is_cheaper", lambda *_, answer=cheaper: answer)
@@ -133,7 +137,7 @@ def test_training_mode_uses_the_batchs_own_statistics(kind):
 
 def test_a_fresh_conv_adapter_changes_nothing():
     layer = LAYERS["conv"]()
-    adapter = build(fresh_config("conv", 6, 8, True, None), True, 6, 8)
+    adapter = fresh_adapter("conv", site(True))
     x = batch(layer)
     torch.testing.assert_close(adapter(layer, x), layer(x))
 

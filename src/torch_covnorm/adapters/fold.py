@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .kinds import Adapter
 from .maps import product
 from .norms import scale_shift
+from .site import Site
 
 
 @dataclass(frozen=True)
@@ -61,24 +62,23 @@ class Folded:
         return Folded(gain, self.shift, series, self.parallel)
 
 
-def fold(adapters: Sequence[Adapter], d_in: int, d_out: int, like: Tensor) -> Folded:
+def fold(adapters: Sequence[Adapter], site: Site, like: Tensor) -> Folded:
     """Return the expressions of G adapters of one site: B1 goes into F_1, and B2 into F_m.
 
     ``B2(r z + A (s1 u + t1) + b) = s2 r z + (s2 A s1) u + s2 (A t1 + b) + t2``
     """
-    s2, shift = scale_shift([a.B2 for a in adapters], d_out, like)
+    s2, shift = scale_shift([a.B2 for a in adapters], site.d_out, like)
     gain = s2
     if not all(a.residual for a in adapters):
         gain = s2 * like.new_tensor([float(a.residual) for a in adapters])[:, None]
     chains: dict[str, tuple[Tensor, ...]] = {}
-    for source, d in (("output", d_out), ("input", d_in)):
+    for source, d in (("output", site.d_out), ("input", site.d_in)):
         maps = [a.A if a.map_input == source else None for a in adapters]
         factors = _stack_chains([None if A is None else A.factors for A in maps], like)
         if factors:
-            zero = like.new_zeros(d_out)
+            zero = like.new_zeros(site.d_out)
             constant = torch.stack([zero if A is None else A.offset for A in maps])
-            pairs = zip(adapters, maps, strict=True)
-            before = [nn.Identity() if A is None else a.B1 for a, A in pairs]
+            before = [a.B1 if A else nn.Identity() for a, A in zip(adapters, maps, strict=True)]
             if any(not isinstance(B1, nn.Identity) for B1 in before):
                 s1, t1 = scale_shift(before, d, like)
                 constant = constant + _chain_times(factors, t1)

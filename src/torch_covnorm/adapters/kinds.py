@@ -6,20 +6,14 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from .centre_tap import centre_tap
 from .maps import LinearMap
-
-
-def base_forward(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return F(x): call the forward of the layer's class, which bypasses routing."""
-    return type(layer).forward(layer, x)
+from .site import Site, base_forward, centre_tap
 
 
 class Adapter(nn.Module):
-    """Base class. ``forward(layer, x)`` replaces the layer's F(x).
+    """``B2(r z + A(B1(u)))``, z = F(x), in the place of a layer's F(x); without A, ``B2(z)``.
 
-    The class attributes describe the same function in eval mode, where all norms are affine
-    (see `fold`): ``B2(r z + A B1 u)`` with z = F(x), r = 1 if `residual`, and u the input of A.
+    The class attributes of a kind say what r and u are: r = 1 if `residual`, and u = z or x.
     """
 
     kind: str
@@ -33,7 +27,17 @@ class Adapter(nn.Module):
         self.B2 = B2
 
     def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        z = base_forward(layer, x)
+        if self.A is None:
+            return self.B2(z)
+        u = z if self.map_input == "output" else centre_tap(layer, x, z)
+        y = self.A(self.B1(u))
+        return self.B2(z + y if self.residual else y)
+
+    @classmethod
+    def input_channels(cls, site: Site) -> int:
+        """Return the number of columns of A at a site."""
+        return site.d_out if cls.map_input == "output" else site.d_in
 
     @property
     def idle(self) -> bool:
@@ -60,11 +64,6 @@ class ResidualAdapter(Adapter):
     """``B2(z + A(B1(z)))``, z = F(x): in series (Rebuffi 2017), the structure of the paper."""
 
     kind = "residual"
-    A: LinearMap
-
-    def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
-        z = base_forward(layer, x)
-        return self.B2(z + self.A(self.B1(z)))
 
 
 class ParallelAdapter(Adapter):
@@ -75,12 +74,7 @@ class ParallelAdapter(Adapter):
     """
 
     kind = "parallel"
-    A: LinearMap
     map_input = "input"
-
-    def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
-        z = base_forward(layer, x)
-        return self.B2(z + self.A(centre_tap(layer, x, z)))
 
 
 class ConvAdapter(Adapter):
@@ -90,11 +84,7 @@ class ConvAdapter(Adapter):
     """
 
     kind = "conv"
-    A: LinearMap
     residual = False
-
-    def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
-        return self.A(base_forward(layer, x))
 
 
 class BatchNormAdapter(Adapter):
@@ -104,9 +94,6 @@ class BatchNormAdapter(Adapter):
     """
 
     kind = "batchnorm"
-
-    def forward(self, layer: nn.Module, x: Tensor) -> Tensor:
-        return self.B2(base_forward(layer, x))
 
 
 KINDS = {a.kind: a for a in (ResidualAdapter, ParallelAdapter, ConvAdapter, BatchNormAdapter)}

@@ -29,6 +29,7 @@ class LinearMap(nn.Module):
     """``y = F_m … F_1 (x - centre) + b``. Subclasses define the factors."""
 
     form: str
+    order: tuple[str, ...]  # names of F_1, …, F_m
 
     def __init__(self, spatial: bool, d_out: int) -> None:
         super().__init__()
@@ -38,7 +39,7 @@ class LinearMap(nn.Module):
     @property
     def factors(self) -> tuple[Tensor, ...]:
         """F_1, …, F_m: each (k_i, k_{i-1}), with k_0 = d_in and k_m = d_out."""
-        raise NotImplementedError
+        return tuple(getattr(self, name) for name in self.order)
 
     @property
     def centre(self) -> Tensor | None:
@@ -88,8 +89,11 @@ class LinearMap(nn.Module):
             parameter.requires_grad_(name in chosen)
 
     def paper_count(self) -> int:
-        """Return the number of parameters as the paper counts them: matrices, not biases."""
-        return sum(f.numel() for f in self.factors)
+        """Return the number of parameters as the paper counts them: matrices, not biases.
+
+        Matrices that are shared or constant do not count.
+        """
+        return sum(p.numel() for name, p in self.named_parameters() if name != "bias")
 
     def absorbed(self) -> LowRankMap:
         """Return an equal map of two factors: C and ``M W`` if kx > ky, else ``C M`` and W.
@@ -115,20 +119,18 @@ class FullMap(LinearMap):
     """
 
     form = "full"
+    order = ("A",)
 
     def __init__(self, spatial: bool, d_in: int, d_out: int) -> None:
         super().__init__(spatial, d_out)
         self.A = nn.Parameter(FRESH * torch.randn(d_out, d_in))
-
-    @property
-    def factors(self) -> tuple[Tensor, ...]:
-        return (self.A,)
 
 
 class LowRankMap(LinearMap):
     """C W with C (d_out, r) and W (r, d_in): 2 r d parameters, Gaussian at first (FTA)."""
 
     form = "lowrank"
+    order = ("W", "C")
 
     def __init__(self, spatial: bool, d_in: int, d_out: int, r: int) -> None:
         super().__init__(spatial, d_out)
@@ -143,10 +145,6 @@ class LowRankMap(LinearMap):
         new.load_state_dict({"W": W, "C": C, "bias": bias})
         return new
 
-    @property
-    def factors(self) -> tuple[Tensor, ...]:
-        return (self.W, self.C)
-
 
 class CovNormMap(LinearMap):
     """``C M W (x - mu_x) + mu_y`` (eq. 8): W (kx, d_in), M (ky, kx), C (d_out, ky).
@@ -155,6 +153,7 @@ class CovNormMap(LinearMap):
     """
 
     form = "covnorm"
+    order = ("W", "M", "C")
 
     def __init__(self, spatial: bool, d_in: int, d_out: int, kx: int, ky: int) -> None:
         super().__init__(spatial, d_out)
@@ -169,13 +168,8 @@ class CovNormMap(LinearMap):
         """Return the map of eq. 8 with these factors, in their dtype."""
         (kx, d_in), (d_out, ky) = factors.W.shape, factors.C.shape
         new = cls(spatial, d_in, d_out, kx, ky).to(factors.W)
-        W, M, C, mu_x, mu_y = factors.W, factors.M, factors.C, factors.mu_x, factors.mu_y
-        new.load_state_dict({"W": W, "M": M, "C": C, "mu_x": mu_x, "bias": mu_y})
+        new.load_state_dict(dict(zip(("W", "M", "C", "mu_x", "bias"), factors, strict=True)))
         return new
-
-    @property
-    def factors(self) -> tuple[Tensor, ...]:
-        return (self.W, self.M, self.C)
 
     @property
     def centre(self) -> Tensor:

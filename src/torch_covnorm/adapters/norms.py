@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,26 +36,45 @@ def scale_shift(norms: Sequence[nn.Module], d: int, like: Tensor) -> tuple[Tenso
     return _affine(rows, eps[0] if len(set(eps)) == 1 else like.new_tensor(eps)[:, None])
 
 
-def scale_shifts(
-    norms: Sequence[dict[str, _BatchNorm]], like: Tensor
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return {name: `scale_shift`} for the norms of G domains, computed in a few operations.
+class NormTable(NamedTuple):
+    """Scale and shift (G, D) of the eval-mode norms of G domains, concatenated over the norms.
 
-    Norms without running statistics are left out. All domains share the backbone's eps.
+    channels: by name of the norm, in the order of D.
     """
-    names = [n for n, norm in norms[0].items() if norm.running_mean is not None]
-    sizes = [norms[0][n].num_features for n in names]
-    if not names:
-        return {}
-    filler = [(like.new_ones(d), like.new_zeros(d)) for d in sizes]
-    rows = []
-    for domain in norms:
-        parts = [_statistics(domain[n], *f) for n, f in zip(names, filler, strict=True)]
-        rows.append([torch.cat(column) for column in list(zip(*parts, strict=True))[:4]])
-    eps = torch.cat([one * norms[0][n].eps for n, (one, _) in zip(names, filler, strict=True)])
-    scale, shift = _affine(zip(*rows, strict=True), eps)
-    pieces = zip(scale.split(sizes, 1), shift.split(sizes, 1), strict=True)
-    return dict(zip(names, pieces, strict=True))
+
+    channels: dict[str, int]
+    scale: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, norms: Sequence[Mapping[str, _BatchNorm]], like: Tensor) -> NormTable:
+        """Compute the table of the norms of G domains in a few operations.
+
+        Norms without running statistics are left out. All domains share the backbone's eps.
+        """
+        known = {n: norm for n, norm in norms[0].items() if norm.running_mean is not None}
+        channels = {n: norm.num_features for n, norm in known.items()}
+        if not known:
+            return cls({}, *like.new_zeros(2, len(norms), 0))
+        filler = {n: (like.new_ones(d), like.new_zeros(d)) for n, d in channels.items()}
+        rows = []
+        for domain in norms:
+            parts = [_statistics(domain[n], *filler[n]) for n in known]
+            rows.append([torch.cat(column) for column in list(zip(*parts, strict=True))[:4]])
+        eps = torch.cat([filler[n][0] * norm.eps for n, norm in known.items()])
+        return cls(channels, *_affine(zip(*rows, strict=True), eps))
+
+    @classmethod
+    def joined(cls, tables: Sequence[NormTable]) -> NormTable:
+        """Return the table of all domains of several tables of one network."""
+        scale, shift = torch.cat([t.scale for t in tables]), torch.cat([t.shift for t in tables])
+        return cls(tables[0].channels, scale, shift)
+
+    def by_name(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return {name: scale and shift (G, d)}."""
+        sizes = list(self.channels.values())
+        pieces = zip(self.scale.split(sizes, 1), self.shift.split(sizes, 1), strict=True)
+        return dict(zip(self.channels, pieces, strict=True))
 
 
 def _affine(columns: Iterable[Sequence[Tensor]], eps: float | Tensor) -> tuple[Tensor, Tensor]:

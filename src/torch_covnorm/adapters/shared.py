@@ -30,10 +30,6 @@ class SharedFactors(nn.Module):
         """(kx, ky). Without C, ky is 0 here: only M knows d_out."""
         return len(self.W), 0 if self.C is None else self.C.shape[1]
 
-    def numbers(self) -> int:
-        """Return the number of entries of W and C."""
-        return self.W.numel() + (0 if self.C is None else self.C.numel())
-
 
 class _Reference:
     """A module that its holder uses but does not own: not part of its state or its copies.
@@ -58,7 +54,7 @@ class JointMap(LinearMap):
 
     def __init__(self, spatial: bool, d_out: int, shared: SharedFactors) -> None:
         super().__init__(spatial, d_out)
-        self._reference = _Reference(shared)
+        self.share(shared)
         kx, ky = shared.ranks
         self.M: Tensor
         self._make_M(torch.eye(ky or d_out, kx))
@@ -84,9 +80,6 @@ class JointMap(LinearMap):
     def centre(self) -> Tensor:
         return self.shared.mu_x
 
-    def paper_count(self) -> int:
-        return self.M.numel()
-
 
 class SharedMap(JointMap):
     """The same with a truncated identity as M, so a domain has no matrix to store or tune.
@@ -98,9 +91,6 @@ class SharedMap(JointMap):
 
     def _make_M(self, M: Tensor) -> None:
         self.register_buffer("M", M, persistent=False)
-
-    def paper_count(self) -> int:
-        return 0
 
 
 SHARED_FORMS = {m.form: m for m in (JointMap, SharedMap)}

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..errors import CovNormError
+from .site import Layer
 
 # Piggyback (Mallya 2018): initial value of the scores, and the threshold for keeping a weight.
 MASK_START = 1e-2
@@ -89,13 +91,10 @@ class MaskWeights(WeightAdapter):
         self.shape = weight.shape
         self.scores: nn.Parameter | None
         self.packed: Tensor | None
-        if packed:
-            bits = torch.zeros(-(-weight.numel() // 8), dtype=torch.uint8, device=weight.device)
-            self.register_parameter("scores", None)
-            self.register_buffer("packed", bits)
-        else:
-            self.scores = nn.Parameter(torch.full_like(weight, MASK_START))
-            self.register_buffer("packed", None)
+        scores = None if packed else nn.Parameter(torch.full_like(weight, MASK_START))
+        self.register_parameter("scores", scores)
+        bits = torch.zeros(-(-weight.numel() // 8), dtype=torch.uint8, device=weight.device)
+        self.register_buffer("packed", bits if packed else None)
 
     def mask(self) -> Tensor:
         """Return the mask as bool, in the shape of the weight."""
@@ -131,23 +130,31 @@ class MaskWeights(WeightAdapter):
         return {"packed": pack(self.mask()) if self.packed is None else self.packed}
 
 
-WEIGHT_KINDS = {a.kind: a for a in (CopiedWeights, MaskWeights)}
-
-
 def weight_adapters(
-    kind: str, layers: Mapping[str, nn.Module], packed: bool = False
+    backbone: nn.Module, kind: str, head: str | None, packed: bool = False
 ) -> dict[str, WeightAdapter]:
-    """Return a new weight adapter for each of these layers; `packed`: with empty packed masks."""
-    if kind == "own":
-        tied: dict[nn.Parameter, nn.Parameter] = {}
-        return {name: CopiedWeights(layer, tied) for name, layer in layers.items()}
-    for name, layer in layers.items():
-        if is_parametrized(layer):
-            raise CovNormError(
-                f"layer {name!r}: its weight is parametrized, so it cannot be masked. Remove the "
-                "parametrization first."
-            )
-    return {name: MaskWeights(layer, packed) for name, layer in layers.items()}
+    """Return new weight adapters for all layers whose weights a domain replaces, by name.
+
+    "own": every module with parameters, except the head and the norms, which are the domain's in
+    any case. "mask": those of them that are Conv2d or Linear. Other kinds: none.
+    packed: with empty packed masks.
+    """
+    adapters: dict[str, WeightAdapter] = {}
+    tied: dict[nn.Parameter, nn.Parameter] = {}
+    for name, layer in backbone.named_modules():
+        holds = any(True for _ in layer.named_parameters(recurse=False))
+        if not holds or isinstance(layer, _BatchNorm) or name == head:
+            continue
+        if kind == "own":
+            adapters[name] = CopiedWeights(layer, tied)
+        elif kind == "mask" and isinstance(layer, Layer):
+            if is_parametrized(layer):
+                raise CovNormError(
+                    f"layer {name!r}: its weight is parametrized, so it cannot be masked. Remove "
+                    "the parametrization first."
+                )
+            adapters[name] = MaskWeights(layer, packed)
+    return adapters
 
 
 def pack(mask: Tensor) -> Tensor:

@@ -62,11 +62,11 @@ def account(net: MultiDomainNetwork, names: str | Sequence[str]) -> Account:
     domains = [net.domain(name) for name in names]
     parameters, size, bits = dict.fromkeys(CATEGORIES, 0), dict.fromkeys(CATEGORIES, 0), 0
     for domain in domains:
+        buffers = _buffer_bytes(domain)
         for category, number in domain.parameter_counts().items():
             parameters[category] += number
-            size[category] += 4 * number
-        for category, number in _buffer_bytes(domain).items():
-            size[category] += number
+            size[category] += 4 * number + buffers.get(category, 0)
+        size["mask"] += sum(-(-mask.bits() // 8) for mask in domain.masks)
         bits += sum(mask.bits() for mask in domain.masks)
     parameters["mask"] = -(-bits // 32)
     for name in {d.basis for d in domains if d.basis is not None}:
@@ -88,15 +88,12 @@ def denominators(net: MultiDomainNetwork) -> dict[str, int]:
 
 def _buffer_bytes(domain: Domain) -> dict[str, int]:
     """Return the bytes of what a file holds besides parameters, by category."""
-    adapters = domain.adapters.values()
-    norms = [domain.norms, *(b for a in adapters for b in (a.B1, a.B2))]
     own = [] if domain.own is None else domain.own.buffers()
     centres = [b for A in domain.maps.values() for n, b in A.named_buffers() if n == "mu_x"]
     return {
-        "norm": sum(_size(b) for norm in norms for b in norm.buffers()),
+        "norm": sum(_size(b) for norm in domain.all_norms for b in norm.buffers()),
         "bias": sum(map(_size, centres)),  # mu_x, which CovNorm keeps until M is absorbed
         "own": sum(map(_size, own)),
-        "mask": sum(-(-mask.bits() // 8) for mask in domain.masks),
     }
 
 

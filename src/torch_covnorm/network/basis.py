@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
 from .. import records
 from ..adapters import SharedFactors
-from ..errors import CovNormError
+from ..errors import CovNormError, at_site
 from ..stats.moments import Moments
 from ..stats.pooling import Felt
+from .domain import Network
 from .modulemap import ModuleMap
-from .protocol import Network
 
 FORMAT = "torch-covnorm basis"
 RECORD = "basis.json"
@@ -64,24 +64,13 @@ class Basis(nn.Module):
 
     def num_parameters(self) -> int:
         """Return the number of entries of all W and C."""
-        return sum(f.numbers() for f in self.factors.values())
+        shared = (t for f in self.factors.values() for t in (f.W, f.C))
+        return sum(t.numel() for t in shared if t is not None)
 
     @property
     def ranks(self) -> dict[str, tuple[int, int]]:
         """{site: (kx, ky)}."""
         return {site: f.ranks for site, f in self.factors.items()}
-
-
-class Packed(NamedTuple):
-    """A basis as plain JSON and tensors by name.
-
-    Factors are named ``site/W``, ``site/C`` and ``site/mu_x``; moments ``site/x/…``, ``site/y/…``
-    and ``site/felt/…``.
-    """
-
-    record: dict[str, Any]
-    factors: dict[str, Tensor]
-    moments: dict[str, Tensor]
 
 
 def save(net: Network, basis: Basis, folder: Path) -> Path:
@@ -101,8 +90,14 @@ def load(net: Network, folder: Path) -> Basis:
         return unpacked(net, record, tensors)
 
 
-def packed(net: Network, basis: Basis) -> Packed:
-    """Return a basis as plain JSON and tensors. `unpacked` does the reverse."""
+def packed(
+    net: Network, basis: Basis
+) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor]]:
+    """Return a basis as plain JSON, factors and moments by name. `unpacked` does the reverse.
+
+    Factors are named ``site/W``, ``site/C`` and ``site/mu_x``; moments ``site/x/…``, ``site/y/…``
+    and ``site/felt/…``.
+    """
     factors: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
     for site, shared in basis.factors.items():
@@ -121,7 +116,7 @@ def packed(net: Network, basis: Basis) -> Packed:
         "backbone": {"class": type(net.backbone).__name__, "fingerprint": net.fingerprint},
         "sites": list(basis.factors),
     }
-    return Packed(record, dict(sorted(factors.items())), dict(sorted(moments.items())))
+    return record, dict(sorted(factors.items())), dict(sorted(moments.items()))
 
 
 def rows_seen(moments: Mapping[str, Tensor]) -> int:
@@ -140,34 +135,30 @@ def unpacked(net: Network, record: dict[str, Any], tensors: Mapping[str, Tensor]
             f"has sites that this network does not have ({', '.join(sorted(other)[:4])}): build "
             "the network with the same sites="
         )
-    factors: dict[str, SharedFactors] = {}
-    x: dict[str, Moments] = {}
-    y: dict[str, Moments] = {}
-    felt: dict[str, Felt] = {}
+    basis = Basis(record["name"], record["kind"], {}, settings=record["settings"])
     for site in record["sites"]:
-        parts = {
-            k.removeprefix(f"{site}/"): t for k, t in tensors.items() if k.startswith(f"{site}/")
-        }
-        if not all(t.isfinite().all() for t in parts.values()):
-            raise CovNormError(f"site {site!r}: contains NaN or Inf")
-        factors[site] = _factors(parts, net.sites[site].d_out, site)
-        for side, moments in (("x", x), ("y", y)):
+        start = f"{site}/"
+        parts = {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
+        with at_site(site):
+            if not all(t.isfinite().all() for t in parts.values()):
+                raise CovNormError("contains NaN or Inf")
+            basis.factors[site] = _factors(parts, net.sites[site].d_out)
+        for side, moments in (("x", basis.x), ("y", basis.y)):
             if f"{side}/n" in parts:
                 moments[site] = Moments(len(parts[f"{side}/mean"]))
                 keys = moments[site].state_dict()
                 moments[site].load_state_dict({k: parts[f"{side}/{k}"] for k in keys})
         if "felt/G" in parts:
-            felt[site] = Felt(*(parts[f"felt/{k}"] for k in Felt._fields))
-    basis = Basis(record["name"], record["kind"], factors, x, y, record["settings"], felt)
+            basis.felt[site] = Felt(*(parts[f"felt/{k}"] for k in Felt._fields))
     if basis.fingerprint != record["fingerprint"]:
         raise CovNormError("is damaged (its fingerprint differs): restore it from a copy")
     anchor = next(net.backbone.parameters())
     return basis.to(anchor.device, anchor.dtype)
 
 
-def _factors(parts: Mapping[str, Tensor], d_out: int, site: str) -> SharedFactors:
+def _factors(parts: Mapping[str, Tensor], d_out: int) -> SharedFactors:
     W, C, mu_x = parts["W"], parts.get("C"), parts["mu_x"]
     good = W.ndim == 2 and mu_x.shape == W.shape[1:] and len(W) <= W.shape[1]
     if not good or (C is not None and (C.ndim != 2 or len(C) != d_out)):
-        raise CovNormError(f"site {site!r}: its factors have the wrong shape")
+        raise CovNormError("its factors have the wrong shape")
     return SharedFactors(W, C, mu_x)

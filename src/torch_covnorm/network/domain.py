@@ -5,17 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from ..adapters import Adapter, LinearMap, MaskWeights, WeightAdapter
+from ..adapters import Adapter, LinearMap, MaskWeights, Site, WeightAdapter
 from ..errors import CovNormError
 from .modulemap import ModuleMap
 from .prepared import DroppedModules, Prepared, prepare
-from .sites import Site
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+class Network(Protocol):
+    """The attributes of `MultiDomainNetwork` that the modules before it use."""
+
+    backbone: nn.Module
+    head_name: str | None
+    sites: dict[str, Site]
+    bases: ModuleMap
+    fingerprint: str
+    training: bool
 
 
 class Domain(nn.Module):
@@ -54,24 +64,20 @@ class Domain(nn.Module):
         self.prepared = None if mode else self.prepared
         return super().train(mode)
 
-    def prepare_(self, sites: Mapping[str, Site], like: Tensor) -> None:
-        """Set eval mode and prepare it for many batches; see `MultiDomainNetwork.prepare_`."""
+    def prepare_(self, sites: Mapping[str, Site], like: Tensor, only: bool) -> None:
+        """Set eval mode and prepare it for many batches; see `MultiDomainNetwork.prepare_`.
+
+        only: keep what was prepared, the head, weights and `own` module, and the norms without
+        running statistics, which cannot be prepared. Drop the rest.
+        """
         self.eval()
         adapters, norms = dict(self.adapters.items()), dict(self.norms.items())
         self.prepared = prepare(adapters, norms, sites, like, keep=self.basis is not None)
-
-    def drop_unprepared_(self) -> None:
-        """Drop what a prepared domain does not need to answer.
-
-        It keeps what was prepared, the head, weights and `own` module, and the norms without
-        running statistics, which cannot be prepared.
-        """
-        assert self.prepared is not None
-        done = self.prepared.names
-        self.norms = DroppedModules(
-            self.name, {n: norm for n, norm in self.norms.items() if n not in done}
-        )
-        self.adapters = DroppedModules(self.name)
+        if only:
+            done = self.prepared.norms.channels
+            rest = {n: norm for n, norm in norms.items() if n not in done}
+            self.norms = DroppedModules(self.name, rest)
+            self.adapters = DroppedModules(self.name)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Domain:
         super()._apply(fn, recurse)
@@ -93,13 +99,11 @@ class Domain(nn.Module):
 
     def parameter_counts(self) -> dict[str, int]:
         """Return the parameters by category, without masks; `Account` describes the categories."""
-        adapters = self.adapters.values()
-        norms = [self.norms, *(b for a in adapters for b in (a.B1, a.B2))]
         copied = count(self.weights) - sum(count(mask) for mask in self.masks)
         return {
-            "adapter": sum(a.paper_count() for a in adapters) + copied,
+            "adapter": sum(A.paper_count() for A in self.maps.values()) + copied,
             "bias": sum(A.bias.numel() for A in self.maps.values()),
-            "norm": sum(count(n) for n in norms),
+            "norm": sum(map(count, self.all_norms)),
             "head": count(self.head),
             "own": count(self.own),
         }
@@ -127,6 +131,11 @@ class Domain(nn.Module):
         tensors += [] if self.prepared is None else self.prepared.tensors
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
         return sum(storage.nbytes() for storage in storages.values())
+
+    @property
+    def all_norms(self) -> list[nn.Module]:
+        """The norms in the place of the backbone's, and B1 and B2 of all adapters."""
+        return [self.norms, *(b for a in self.adapters.values() for b in (a.B1, a.B2))]
 
     @property
     def maps(self) -> dict[str, LinearMap]:

@@ -17,10 +17,10 @@ from .. import records
 from ..adapters import WeightAdapter, build, weight_adapters
 from ..errors import CovNormError
 from .basis import Basis
-from .domain import Domain, check_name
+from .domain import Domain, Network, check_name
 from .fresh import make_domain
-from .protocol import Network
-from .sites import weight_layers
+from .modulemap import ModuleMap
+from .sites import find_norms
 
 FORMAT = "torch-covnorm domain"
 RECORD = "domain.json"
@@ -74,7 +74,9 @@ def packed(
         raise CovNormError(f"dtype={dtype}: domains are stored as float32, float16 or int8")
     state = domain.stored()
     statistics = {k for k in state if _is_statistic(k)}
-    shared = bool(statistics) and _are_the_backbones(net, state, statistics)
+    norms = ModuleMap(find_norms(net.backbone)).state_dict(prefix="norms.")
+    equal = [torch.equal(state[k].cpu(), norms[k].cpu()) for k in statistics]
+    shared = bool(equal) and all(equal)
     if shared:
         state = {k: v for k, v in state.items() if k not in statistics}
     if domain.basis is not None and domain.basis not in net.bases:
@@ -98,17 +100,6 @@ def packed(
         "statistics": "backbone" if shared else "own",
     }
     return record, _in_dtype(state, dtype)
-
-
-def _are_the_backbones(net: Network, state: Mapping[str, Tensor], statistics: set[str]) -> bool:
-    """Return whether all running statistics equal the backbone's to the bit."""
-    whole = net.backbone.state_dict()
-    for key in statistics:
-        _, name, rest = key.split(".", 2)
-        theirs = whole.get(f"{name.replace('/', '.')}.{rest}")
-        if theirs is None or not torch.equal(state[key].cpu(), theirs.cpu()):
-            return False
-    return True
 
 
 def _is_statistic(key: str) -> bool:
@@ -157,19 +148,15 @@ def unpacked(
         basis = _find_basis(record.get("basis"), net)
         _check_classes(record["classes"], tensors.get("head.weight"), tensor_file)
         adapters = {}
-        for site in net.sites.values():
-            config = record["sites"][site.name]["adapter"]
-            shared = basis.factors[site.name] if basis is not None else None
-            adapters[site.name] = build(
-                config, site.spatial, site.d_in, site.d_out, site.name, shared
-            )
+        for site_name, site in net.sites.items():
+            shared = None if basis is None else basis.factors[site_name]
+            adapters[site_name] = build(record["sites"][site_name]["adapter"], site, shared)
         weights = _build_weights(record.get("weights", {}), net)
         if weights and not all(a.idle for a in adapters.values()):
             raise CovNormError("has adapters at layers whose weights it replaces")
         name = check_name(record["name"]) if name is None else name
-        domain = make_domain(
-            net, name, adapters, record["classes"], own, record["preprocessing"], weights
-        )
+        classes, preprocessing = record["classes"], record["preprocessing"]
+        domain = make_domain(net, name, adapters, classes, own, preprocessing, weights)
         domain.basis = None if basis is None else basis.name
     with records.blame(tensor_file):
         _fill_(domain, tensors, record.get("statistics") == "backbone")
@@ -182,11 +169,12 @@ def _build_weights(kinds: dict[str, str], net: Network) -> dict[str, WeightAdapt
         return {}
     kind = next(iter(kinds.values()))
     with_head = net.head_name in kinds and kind == "own"  # a fork made by lwf
-    layers = weight_layers(net.backbone, kind, None if with_head else net.head_name)
-    if set(kinds) != set(layers) or set(kinds.values()) != {kind}:
-        differ = sorted(set(kinds) ^ set(layers)) or sorted(set(kinds.values()))
+    head = None if with_head else net.head_name
+    weights = weight_adapters(net.backbone, kind, head, packed=True)
+    if set(kinds) != set(weights) or set(kinds.values()) != {kind}:
+        differ = sorted(set(kinds) ^ set(weights)) or sorted(set(kinds.values()))
         raise CovNormError(f"has weights for other layers or kinds: {', '.join(differ[:4])}")
-    return weight_adapters(kind, layers, packed=True)
+    return weights
 
 
 def _find_basis(wanted: dict[str, str] | None, net: Network) -> Basis | None:
@@ -264,8 +252,7 @@ def _check_classes(classes: object, head: Tensor | None, tensor_file: Path) -> N
 
 def _fill_(domain: Domain, tensors: dict[str, Tensor], shared: bool) -> None:
     """Check and copy all tensors. `shared`: running statistics are the backbone's, not stored."""
-    state = domain.state_dict()
-    state = {k: v for k, v in state.items() if not (shared and _is_statistic(k))}
+    state = {k: v for k, v in domain.state_dict().items() if not (shared and _is_statistic(k))}
     if differ := sorted(set(state) ^ set(tensors)):
         raise CovNormError(f"has other tensors than the domain needs: {', '.join(differ[:4])}")
     for name, tensor in tensors.items():

@@ -1,4 +1,4 @@
-"""Make new domains: untrained adapters, a new head, and copies of the backbone's norms."""
+"""Make new domains: a new head, and copies of the backbone's norms."""
 
 from __future__ import annotations
 
@@ -7,23 +7,11 @@ from typing import Any, cast
 
 from torch import nn
 
-from ..adapters import Adapter, WeightAdapter, build, fresh_config
+from ..adapters import Adapter, Layer, WeightAdapter
 from ..errors import CovNormError
-from .domain import Domain, class_names
-from .protocol import Network
+from .domain import Domain, Network, class_names
 from .routing import plain_copy
-from .sites import Layer, Site, find_norms
-
-
-def fresh_adapters(
-    sites: Mapping[str, Site], adapter: str, rank: int | float | None
-) -> dict[str, Adapter]:
-    """Return untrained adapters by site; see `MultiDomainNetwork.add_domain`."""
-    adapters = {}
-    for name, site in sites.items():
-        config = fresh_config(adapter, site.d_in, site.d_out, site.norm_behind is None, rank)
-        adapters[name] = build(config, site.spatial, site.d_in, site.d_out, name)
-    return adapters
+from .sites import find_norms
 
 
 def make_domain(
@@ -39,7 +27,7 @@ def make_domain(
     names = class_names(classes)
     head = None
     if net.head_name is not None and names is not None:
-        head = fresh_head(_layer(net, net.head_name), len(names))
+        head = fresh_head(net.backbone.get_submodule(net.head_name), len(names))
     elif net.head_name is not None and own is None:
         raise CovNormError(
             f"domain {name!r} needs a head: give classes= (names or a number) or an own= module, "
@@ -52,7 +40,7 @@ def make_domain(
         )
     norms = find_norms(net.backbone)
     copies = {n: plain_copy(norm).requires_grad_(True) for n, norm in norms.items()}
-    anchor = _layer(net, next(iter(net.sites))).weight
+    anchor = cast(Layer, net.backbone.get_submodule(next(iter(net.sites)))).weight
     domain = Domain(name, adapters, copies, head, names, own, preprocessing, weights)
     for part in (domain.adapters, domain.head, domain.own):  # norms keep the backbone's dtype
         if part is not None:
@@ -60,20 +48,9 @@ def make_domain(
     return domain.train(net.training)
 
 
-def fresh_head(layer: nn.Linear | nn.Conv2d, classes: int) -> nn.Module:
+def fresh_head(layer: nn.Module, classes: int) -> nn.Module:
     """Return a new head that replaces a Linear or Conv2d layer. It is never grouped."""
     if isinstance(layer, nn.Linear):
         return nn.Linear(layer.in_features, classes)
-    return nn.Conv2d(
-        layer.in_channels,
-        classes,
-        layer.kernel_size,  # type: ignore[arg-type]
-        layer.stride,  # type: ignore[arg-type]
-        layer.padding,  # type: ignore[arg-type]
-        layer.dilation,  # type: ignore[arg-type]
-        padding_mode=layer.padding_mode,
-    )
-
-
-def _layer(net: Network, name: str) -> Layer:
-    return cast(Layer, net.backbone.get_submodule(name))
+    kept = ("in_channels", "kernel_size", "stride", "padding", "dilation", "padding_mode")
+    return nn.Conv2d(out_channels=classes, **{name: getattr(layer, name) for name in kept})

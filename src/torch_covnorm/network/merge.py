@@ -9,12 +9,10 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from ..adapters import Adapter, JointMap, fold, merged_weight
+from ..adapters import Adapter, JointMap, Layer, Site, fold, merged_weight
 from ..errors import CovNormError
-from .domain import Domain
-from .protocol import Network
+from .domain import Domain, Network
 from .routing import plain_copy
-from .sites import Layer, Site
 
 
 @torch.no_grad()
@@ -55,29 +53,27 @@ def _fold_into_(layer: Layer, site: Site, adapter: Adapter) -> None:
             f"site {site.name!r}: its weight is parametrized, so the adapter cannot be folded into "
             "it. Remove the parametrization first."
         )
-    before, device = copy.deepcopy(layer), layer.weight.device
     adapter, layer64 = copy.deepcopy(adapter).cpu().double(), copy.deepcopy(layer).cpu().double()
     if isinstance(adapter.A, JointMap):  # the copy still refers to the original factors
         adapter.A.share(copy.deepcopy(adapter.A.shared).cpu().double())
-    folded = fold([adapter], site.d_in, site.d_out, layer64.weight)
-    weight, bias = merged_weight(layer64, folded)
+    weight, bias = merged_weight(layer64, fold([adapter], site, layer64.weight))
     if isinstance(layer, nn.Conv2d) and weight.shape[1] == layer.in_channels:
         layer.groups = 1
-    layer.weight = nn.Parameter(weight.to(layer.weight.dtype).to(device))
-    layer.bias = nn.Parameter(bias.to(layer.weight.dtype).to(device))
+    layer.bias = nn.Parameter(bias.to(layer.weight))
+    layer.weight = nn.Parameter(weight.to(layer.weight))
     if type(layer) not in (nn.Conv2d, nn.Linear):
-        _check_subclass(layer, before, adapter, site)
+        _check_subclass(layer, layer64, adapter, site)
 
 
 def _check_subclass(layer: Layer, before: Layer, adapter: Adapter, site: Site) -> None:
     """Compare both ways on a batch, because a subclass may change its weight as it runs."""
+    size: list[int] = []
     if isinstance(layer, nn.Conv2d):
         spans = zip(layer.kernel_size, layer.dilation, layer.stride, strict=True)
-        x = torch.randn(2, site.d_in, *(d * (k - 1) + 1 + 2 * s for k, d, s in spans))
-    else:
-        x = torch.randn(2, site.d_in)
-    expected = adapter.eval()(before.cpu().double(), x.double())
-    merged = copy.deepcopy(layer).cpu().double()(x.double())
+        size = [d * (k - 1) + 1 + 2 * s for k, d, s in spans]
+    x = torch.randn(2, site.d_in, *size).double()
+    expected = adapter.eval()(before, x)
+    merged = copy.deepcopy(layer).cpu().double()(x)
     if not torch.allclose(merged, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max())):
         raise CovNormError(
             f"site {site.name!r}: {type(layer).__name__} changes its weight as it runs, so the "

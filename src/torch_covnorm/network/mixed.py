@@ -48,8 +48,7 @@ def run_passes(
         part = [names[i] for i in samples]
         one = part[0] if len(set(part)) == 1 else part
         out = run(*map(take, args), domain=one, **{k: take(v) for k, v in kwargs.items()})
-        if not isinstance(out, Tensor | list) or len(out) != len(samples):
-            raise CovNormError(_unsplittable(out))
+        _check_splittable(out, Tensor | list, len(samples))
         for i, output in zip(samples, out, strict=True):
             outputs[i] = output
     alike = all(isinstance(o, Tensor) for o in outputs) and len({o.shape for o in outputs}) == 1
@@ -67,8 +66,7 @@ def finish(out: Any, call: Call) -> Any:
         )
     if not any(d.runs_own for d in call.domains) and len(set(widths)) == 1:
         return out
-    if not isinstance(out, Tensor) or len(out) != len(call.places):
-        raise CovNormError(_unsplittable(out))
+    _check_splittable(out, Tensor, len(call.places))
     conv_head = isinstance(call.domains[0].head, nn.Conv2d)
     outputs = []
     for row, i in zip(out, call.places, strict=True):
@@ -84,8 +82,9 @@ def _run_own(domain: Domain, out: Any) -> Any:
     return domain.own(out) if domain.runs_own and domain.own is not None else out
 
 
-def _unsplittable(out: Any) -> str:
-    return (
-        f"the backbone returned a {type(out).__name__}, which cannot be split by sample. Run one "
-        "domain at a time."
-    )
+def _check_splittable(out: Any, types: Any, samples: int) -> None:
+    if not isinstance(out, types) or len(out) != samples:
+        raise CovNormError(
+            f"the backbone returned a {type(out).__name__}, which cannot be split by sample. Run "
+            "one domain at a time."
+        )

@@ -48,10 +48,3 @@ class ModuleMap(nn.Module):
     def items(self) -> list[tuple[str, Any]]:
         """Return the pairs of name and module in insertion order."""
         return [(name, self[name]) for name in self]
-
-    def replace_all(self, modules: Mapping[str, nn.Module]) -> None:
-        """Hold exactly these modules from now on."""
-        for name in self:
-            del self[name]
-        for name, module in modules.items():
-            self[name] = module

@@ -13,18 +13,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from ..adapters import Adapter, padded_share, shallow_copy, weight_adapters
+from ..adapters import (
+    Adapter,
+    Layer,
+    Site,
+    fresh_adapter,
+    padded_share,
+    shallow_copy,
+    weight_adapters,
+)
 from ..errors import CovNormError, choices
 from . import basis as basis_files
 from . import files
 from .basis import Basis
 from .domain import Domain, check_name
-from .fresh import fresh_adapters, make_domain
+from .fresh import make_domain
 from .merge import merge
 from .mixed import finish, groups, run_passes
 from .modulemap import ModuleMap
-from .routing import Call, Role, RoutedHead, RoutedNorm, check_plain, route_
-from .sites import Layer, Site, SitePredicate, find_head, find_norms, find_sites, weight_layers
+from .routing import Call, Role, RoutedHead, RoutedNorm, route_
+from .sites import SitePredicate, find_head, find_norms, find_sites
 
 
 class MultiDomainNetwork(nn.Module):
@@ -58,10 +66,7 @@ class MultiDomainNetwork(nn.Module):
             self._roles[backbone.get_submodule(name)] = site
         if self.head_name is not None:
             self._roles[backbone.get_submodule(self.head_name)] = RoutedHead(self.head_name)
-        for layer in self._roles:
-            check_plain(layer)
-        for layer in self._roles:
-            route_(layer)
+        route_(self._roles)
         self.backbone = backbone.requires_grad_(False)
         self.bases = ModuleMap()  # before the domains, which refer to them
         self.domains = ModuleMap()
@@ -99,23 +104,21 @@ class MultiDomainNetwork(nn.Module):
         if preprocessing is None:
             given = getattr(self.backbone, "preprocessing", None)
             preprocessing = copy.deepcopy(given) if isinstance(given, dict) else None
-        layers = weight_layers(self.backbone, adapter, self.head_name)
-        weights = weight_adapters(adapter, layers)
+        weights = weight_adapters(self.backbone, adapter, self.head_name)
         self.domains[name] = make_domain(self, name, adapters, classes, own, preprocessing, weights)
         return self.domain(name)
 
     def fresh_adapters(self, adapter: str, rank: int | float | None = None) -> dict[str, Adapter]:
         """Return untrained adapters for every site; arguments as for `add_domain`."""
-        return fresh_adapters(self.sites, adapter, rank)
+        return {n: fresh_adapter(adapter, site, rank) for n, site in self.sites.items()}
 
     def copy_domain(self, name: str, new: str) -> Domain:
         """Copy a domain under another name. A shared basis stays shared."""
-        original = self.domain(name)
+        domain = self.domain(name)
         self._check_new(new)
-        domain = copy.deepcopy(original)
-        domain.name = new
-        self.domains[new] = domain
-        return domain
+        self.domains[new] = copied = copy.deepcopy(domain)
+        copied.name = new
+        return copied
 
     def remove_domain(self, name: str) -> None:
         """Remove a domain. The backbone and the other domains do not change."""
@@ -125,10 +128,9 @@ class MultiDomainNetwork(nn.Module):
     def domain(self, name: str) -> Domain:
         """Return the domain of that name."""
         try:
-            domain: Domain = self.domains[name]
+            return cast(Domain, self.domains[name])
         except (KeyError, TypeError):
             raise CovNormError(f"unknown domain {name!r}: {choices(name, self.domains)}") from None
-        return domain
 
     def without_domains(self, bases: Mapping[str, Basis] | None = None) -> MultiDomainNetwork:
         """Return a network on the same backbone, not a copy of it, with no domains and these bases.
@@ -153,8 +155,7 @@ class MultiDomainNetwork(nn.Module):
         try:
             yield
         except BaseException:
-            self.bases.replace_all(bases)
-            self.domains.replace_all(domains)
+            self.bases, self.domains = ModuleMap(bases), ModuleMap(domains)
             for adapter, A in maps:
                 adapter.A = A
             raise
@@ -166,10 +167,7 @@ class MultiDomainNetwork(nn.Module):
         only: drop everything that inference does not need. The domain then takes about half the
         memory and cannot be trained, saved or merged.
         """
-        domain = self.domain(name)
-        domain.prepare_(self.sites, next(self.backbone.parameters()))
-        if only:
-            domain.drop_unprepared_()
+        self.domain(name).prepare_(self.sites, next(self.backbone.parameters()), only)
 
     def parameters_of(self, name: str) -> Iterator[nn.Parameter]:
         """Return the trainable parameters of a domain: adapters, norms, head and own module."""
@@ -200,10 +198,9 @@ class MultiDomainNetwork(nn.Module):
         heads have equally many classes, else a list with one output per sample.
         """
         names, domains, places = self._domains_of(domain, args)
-        if places is not None:
-            passes, as_list = groups(domains, places), any(d.runs_own for d in domains)
-            if len(passes) > 1:
-                return run_passes(self.forward, names, passes, args, kwargs, as_list)
+        if places is not None and len(passes := groups(domains, places)) > 1:
+            as_list = any(d.runs_own for d in domains)
+            return run_passes(self.forward, names, passes, args, kwargs, as_list)
         call = Call(self._roles, domains, places, self._neutral_norms)
         try:
             with call.current():
@@ -322,8 +319,7 @@ class MultiDomainNetwork(nn.Module):
         """Return the basis of that name, which domains of joint mode share."""
         if name not in self.bases:
             raise CovNormError(f"unknown basis {name!r}: {choices(name, self.bases)}")
-        basis: Basis = self.bases[name]
-        return basis
+        return cast(Basis, self.bases[name])
 
     def save_basis(self, name: str, path: str | os.PathLike[str]) -> Path:
         """Write a basis of joint mode into a folder. Its domains are saved separately."""
@@ -364,11 +360,6 @@ def _neutral(norm: _BatchNorm) -> nn.Module:
     BatchNormAct2d.
     """
     copied = copy.deepcopy(norm).eval().requires_grad_(False)
-    if copied.running_mean is not None and copied.running_var is not None:
-        copied.running_mean.zero_()
-        copied.running_var.fill_(1)
-        copied.eps = 0.0
-    if copied.affine:
-        copied.weight.fill_(1)
-        copied.bias.zero_()
+    copied.reset_parameters()
+    copied.eps = 0.0
     return copied

@@ -8,23 +8,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..adapters import Adapter, Folded, fold, scale_shifts, stack
+from ..adapters import Adapter, Folded, NormTable, Site, fold, stack
 from ..errors import CovNormError
 from .modulemap import ModuleMap
-from .sites import Site
 
 
 class Prepared(NamedTuple):
-    """Scale and shift of all norms, concatenated to (D,), and the folded adapter of every site.
+    """Scale and shift of all norms of a domain, and the folded adapter of every site.
 
     kept: adapters that share factors with a basis, by site. They are folded at every call, because
     a folded copy would hold the shared factors again.
     """
 
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    scale: Tensor
-    shift: Tensor
+    norms: NormTable
     folded: dict[str, Folded]
     kept: dict[str, Adapter]
 
@@ -33,14 +29,14 @@ class Prepared(NamedTuple):
         """All tensors that it holds."""
         kept = [t for a in self.kept.values() for t in a.state_dict().values()]
         folded = [t for f in self.folded.values() for t in f.tensors]
-        return [self.scale, self.shift, *folded, *kept]
+        return [self.norms.scale, self.norms.shift, *folded, *kept]
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Prepared:
         """Return the same with `fn` applied to every tensor, to change the device or dtype."""
         for adapter in self.kept.values():
             adapter._apply(fn)
-        folded = {site: f.map(fn) for site, f in self.folded.items()}
-        return self._replace(scale=fn(self.scale), shift=fn(self.shift), folded=folded)
+        norms = self.norms._replace(scale=fn(self.norms.scale), shift=fn(self.norms.shift))
+        return Prepared(norms, {site: f.map(fn) for site, f in self.folded.items()}, self.kept)
 
 
 @torch.no_grad()
@@ -55,29 +51,17 @@ def prepare(
 
     keep: the adapters share factors with a basis, see `Prepared.kept`.
     """
-    affine = scale_shifts([dict(norms)], like)
-    none = like.new_zeros(0)
-    scale = torch.cat([none, *(scale[0] for scale, _ in affine.values())])
-    shift = torch.cat([none, *(shift[0] for _, shift in affine.values())])
-    sizes = tuple(scale.shape[1] for scale, _ in affine.values())
     active = {name: a for name, a in adapters.items() if not a.idle}
-    folded = {} if keep else {n: _fold(a, sites[n], like) for n, a in active.items()}
-    return Prepared(tuple(affine), sizes, scale, shift, folded, active if keep else {})
-
-
-def prepared_norms(prepared: Sequence[Prepared]) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return {name: scale and shift (G, d)} of G domains, as `scale_shifts` does."""
-    first = prepared[0]
-    scale = torch.stack([p.scale for p in prepared])
-    shift = torch.stack([p.shift for p in prepared])
-    pieces = zip(scale.split(first.sizes, 1), shift.split(first.sizes, 1), strict=True)
-    return dict(zip(first.names, pieces, strict=True))
+    table = NormTable.of([norms], like)
+    if keep:
+        return Prepared(table, {}, active)
+    return Prepared(table, {n: fold([a], sites[n], like) for n, a in active.items()}, {})
 
 
 def prepared_site(prepared: Sequence[Prepared], site: Site, like: Tensor) -> Folded | None:
     """Return the stacked adapters of a site, or None if none of them changes anything."""
     parts = [
-        _fold(p.kept[site.name], site, like) if site.name in p.kept else p.folded.get(site.name)
+        fold([p.kept[site.name]], site, like) if site.name in p.kept else p.folded.get(site.name)
         for p in prepared
     ]
     if not any(parts):
@@ -86,12 +70,8 @@ def prepared_site(prepared: Sequence[Prepared], site: Site, like: Tensor) -> Fol
     return stack([part or Folded(one, zero, (), ()) for part in parts], like)
 
 
-def _fold(adapter: Adapter, site: Site, like: Tensor) -> Folded:
-    return fold([adapter], site.d_in, site.d_out, like)
-
-
 class DroppedModules(ModuleMap):
-    """The rest of a map after `Domain.drop_unprepared_`: using a dropped module is an error."""
+    """The rest of a map after `prepare_(…, only=True)`: using a dropped module is an error."""
 
     def __init__(self, domain: str, rest: Mapping[str, nn.Module] | None = None) -> None:
         super().__init__(rest)

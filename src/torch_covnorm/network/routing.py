@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..adapters import base_forward, fold, run_folded, scale_shifts, shallow_copy
+from ..adapters import Layer, NormTable, Site, base_forward, fold, run_folded, shallow_copy
 from ..errors import CovNormError
 from .domain import Domain
-from .prepared import prepared_norms, prepared_site
-from .sites import Layer, Site
+from .prepared import prepared_site
 
 _CALL: ContextVar[Call | None] = ContextVar("covnorm_call", default=None)
 _STEPWISE: ContextVar[bool] = ContextVar("covnorm_stepwise", default=False)
@@ -46,20 +45,19 @@ class RoutedHead:
 Role = Site | RoutedNorm | RoutedHead  # what a routed layer of the backbone is
 
 
-def check_plain(layer: nn.Module) -> None:
-    """Refuse a layer whose forward was replaced before."""
-    if "forward" in vars(layer):
-        raise CovNormError(
-            f"{type(layer).__name__} is already wrapped, perhaps by another MultiDomainNetwork. "
-            "Give each network its own backbone: reload it, or copy.deepcopy it before wrapping."
-        )
-
-
-def route_(layer: nn.Module) -> None:
-    """Make a layer of the backbone look up the current call before it runs."""
-    layer.forward = types.MethodType(_routed_forward, layer)
-    # A hook disables fused kernels (nn.TransformerEncoderLayer's), which read the weight directly.
-    layer.register_forward_pre_hook(_no_shortcut)
+def route_(layers: Collection[nn.Module]) -> None:
+    """Make layers of the backbone look up the current call before they run."""
+    for layer in layers:
+        if "forward" in vars(layer):
+            raise CovNormError(
+                f"{type(layer).__name__} is already wrapped, perhaps by another MultiDomainNetwork."
+                " Give each network its own backbone: reload it, or copy.deepcopy it before "
+                "wrapping."
+            )
+    for layer in layers:
+        layer.forward = types.MethodType(_routed_forward, layer)
+        # A hook disables fused kernels (nn.TransformerEncoderLayer's), which read the weight.
+        layer.register_forward_pre_hook(_no_shortcut)
 
 
 def _no_shortcut(layer: nn.Module, args: Any) -> None:
@@ -186,19 +184,17 @@ class Call:
     def _site(self, layer: Layer, site: Site, x: Tensor) -> Tensor:
         """Run the adapters module by module, or folded for inference."""
         self._check_input(x, site)
-        if self.prepared and not _STEPWISE.get():
+        folded, stepwise = None, _STEPWISE.get()
+        if self.prepared and not stepwise:
             folded = prepared_site(self.prepared, site, layer.weight)
-            if folded is None:
-                return base_forward(layer, x)
-            return run_folded(layer, x, folded, self._index(x))
-        adapters = [d.adapters[site.name] for d in self.domains]
-        if all(a.idle for a in adapters):
+        else:
+            first, *rest = adapters = [d.adapters[site.name] for d in self.domains]
+            if not rest and (first.training or torch.is_grad_enabled() or stepwise):
+                return first(layer, x)
+            if not all(a.idle for a in adapters):
+                folded = fold(adapters, site, layer.weight)
+        if folded is None:
             return base_forward(layer, x)
-        if self.places is None:
-            adapter = adapters[0]
-            if adapter.training or torch.is_grad_enabled() or _STEPWISE.get():
-                return adapter(layer, x)
-        folded = fold(adapters, site.d_in, site.d_out, layer.weight)
         return run_folded(layer, x, folded, self._index(x))
 
     def _norm(self, layer: _BatchNorm, name: str, x: Tensor) -> Tensor:
@@ -213,9 +209,10 @@ class Call:
         self._check_samples(x, name)
         if not self.scale_shifts:
             if self.prepared:
-                self.scale_shifts = prepared_norms(self.prepared)
+                table = NormTable.joined([p.norms for p in self.prepared])
             else:
-                self.scale_shifts = scale_shifts([dict(d.norms.items()) for d in self.domains], x)
+                table = NormTable.of([dict(d.norms.items()) for d in self.domains], x)
+            self.scale_shifts = table.by_name()
         scale, shift = self.scale_shifts[name]
         index = self._index(x)
         if index is not None:

@@ -5,27 +5,15 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from ..adapters import Layer, Site
 from ..errors import CovNormError, CovNormWarning, choices
 
-Layer = nn.Conv2d | nn.Linear
 SitePredicate = Callable[[str, nn.Module], bool]
-
-
-@dataclass(frozen=True)
-class Site:
-    """A Conv2d or Linear layer that is adapted, with d_in input and d_out output channels."""
-
-    name: str
-    spatial: bool  # Conv2d; else Linear
-    d_in: int
-    d_out: int
-    norm_behind: str | None  # the BatchNorm that follows in the backbone: it serves as B2
 
 
 def find_sites(
@@ -42,7 +30,7 @@ def find_sites(
     else:
         chosen = {n: m for n, m in layers.items() if predicate(n, m)}
     for name, layer in chosen.items():
-        if isinstance(layer, NonDynamicallyQuantizableLinear):
+        if _is_uncalled(layer):
             raise CovNormError(
                 f"site {name!r}: nn.MultiheadAttention reads the weight of its out_proj but never "
                 "calls it, so an adapter would not run. Leave it out of sites=."
@@ -62,7 +50,9 @@ def find_sites(
             stacklevel=3,
         )
     norms = _following_norms(backbone)
-    return {n: _site(n, m, norms.get(n)) for n, m in chosen.items()}
+    return {
+        n: Site(n, isinstance(m, nn.Conv2d), *_channels(m), norms.get(n)) for n, m in chosen.items()
+    }
 
 
 def default(backbone: nn.Module, layers: dict[str, Layer]) -> dict[str, Layer]:
@@ -72,12 +62,10 @@ def default(backbone: nn.Module, layers: dict[str, Layer]) -> dict[str, Layer]:
     their adapter. Networks with depthwise convolutions (EfficientNet, MobileNet, ConvNeXt): only
     the projections. ViT: the layers that write to the residual stream. Otherwise every layer.
     """
-    gates = _squeeze_excite(backbone)
-    usable = {
-        n: m
-        for n, m in layers.items()
-        if not isinstance(m, NonDynamicallyQuantizableLinear) and not n.startswith(gates)
-    }
+    # Squeeze-and-excitation gates have tiny layers that are not adapted.
+    squeezes = [n for n, m in backbone.named_modules() if type(m).__name__.startswith("Squeeze")]
+    gates = tuple(n + "." for n in squeezes if n)
+    usable = {n: m for n, m in layers.items() if not _is_uncalled(m) and not n.startswith(gates)}
     depthwise = any(
         isinstance(m, nn.Conv2d) and 1 < m.groups == m.in_channels for m in usable.values()
     )
@@ -87,17 +75,11 @@ def default(backbone: nn.Module, layers: dict[str, Layer]) -> dict[str, Layer]:
 
 def find_head(backbone: nn.Module, head: str | None) -> str | None:
     """Return the layer that each domain replaces: by name, the last Linear for "auto", or None."""
-    if head is None:
-        return None
-    if head == "auto":
-        linear = [
-            n
-            for n, m in _layers(backbone).items()
-            if isinstance(m, nn.Linear) and not isinstance(m, NonDynamicallyQuantizableLinear)
-        ]
-        return linear[-1] if linear else None
     layers = _layers(backbone)
-    if head not in layers:
+    if head == "auto":
+        plain = {n: m for n, m in layers.items() if not _is_uncalled(m)}
+        return next((n for n, m in reversed(plain.items()) if isinstance(m, nn.Linear)), None)
+    if head is not None and head not in layers:
         raise CovNormError(
             f"head={head!r} is not a Conv2d or Linear layer: {choices(head, layers)}"
         )
@@ -109,34 +91,18 @@ def find_norms(backbone: nn.Module) -> dict[str, _BatchNorm]:
     return {n: m for n, m in backbone.named_modules() if isinstance(m, _BatchNorm)}
 
 
-def weight_layers(
-    backbone: nn.Module, kind: str = "own", head: str | None = None
-) -> dict[str, nn.Module]:
-    """Return the modules whose weights a domain replaces.
-
-    "own": every module with parameters, except the head and the norms, which are the domain's in
-    any case. "mask": those of them that are Conv2d or Linear. Other kinds: none.
-    """
-    if kind not in ("own", "mask"):
-        return {}
-    layers = {}
-    for name, module in backbone.named_modules():
-        holds = any(True for _ in module.named_parameters(recurse=False))
-        if not holds or isinstance(module, _BatchNorm) or name == head:
-            continue
-        if kind == "own" or isinstance(module, Layer):
-            layers[name] = module
-    return layers
-
-
 def _layers(backbone: nn.Module) -> dict[str, Layer]:
     return {n: m for n, m in backbone.named_modules() if isinstance(m, Layer)}
 
 
-def _site(name: str, layer: Layer, norm_behind: str | None) -> Site:
-    if isinstance(layer, nn.Conv2d):
-        return Site(name, True, layer.in_channels, layer.out_channels, norm_behind)
-    return Site(name, False, layer.in_features, layer.out_features, norm_behind)
+def _channels(layer: Layer) -> tuple[int, int]:
+    d_out, d_in = layer.weight.shape[:2]
+    return d_in * getattr(layer, "groups", 1), d_out
+
+
+def _is_uncalled(layer: Layer) -> bool:
+    """Whether it is the out_proj of nn.MultiheadAttention, which reads only its weight."""
+    return isinstance(layer, NonDynamicallyQuantizableLinear)
 
 
 def _outweighs(layer: Layer) -> bool:
@@ -150,16 +116,8 @@ def _is_stem(layer: Layer) -> bool:
 
 
 def _is_projection(layer: Layer) -> bool:
-    if isinstance(layer, nn.Conv2d):
-        return layer.kernel_size == (1, 1) and layer.out_channels <= layer.in_channels
-    return layer.out_features <= layer.in_features
-
-
-def _squeeze_excite(backbone: nn.Module) -> tuple[str, ...]:
-    """Return the prefixes of squeeze-and-excitation gates, whose tiny layers are not adapted."""
-    return tuple(
-        n + "." for n, m in backbone.named_modules() if n and type(m).__name__.startswith("Squeeze")
-    )
+    d_in, d_out = _channels(layer)
+    return d_out <= d_in and getattr(layer, "kernel_size", (1, 1)) == (1, 1)
 
 
 def _following_norms(backbone: nn.Module) -> dict[str, str]:
@@ -169,8 +127,7 @@ def _following_norms(backbone: nn.Module) -> dict[str, str]:
         prefix = parent_name + "." if parent_name else ""
         children = [(n, m) for n, m in parent.named_children() if type(m) is not nn.Identity]
         for (name, layer), (norm_name, norm) in itertools.pairwise(children):
-            if not isinstance(norm, _BatchNorm) or not isinstance(layer, Layer):
-                continue
-            if norm.num_features == layer.weight.shape[0]:
+            normed = isinstance(norm, _BatchNorm) and isinstance(layer, Layer)
+            if normed and norm.num_features == len(layer.weight):
                 following[prefix + name] = prefix + norm_name
     return following

@@ -1,9 +1,29 @@
-"""The centre tap of a convolution: the input of a parallel adapter's A."""
+"""A site: one adapted layer F of the backbone, its output F(x), and what its centre tap reads."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Layer = nn.Conv2d | nn.Linear
+
+
+@dataclass(frozen=True)
+class Site:
+    """A Conv2d or Linear layer that is adapted, with d_in input and d_out output channels."""
+
+    name: str
+    spatial: bool  # Conv2d; else Linear
+    d_in: int
+    d_out: int
+    norm_behind: str | None  # the BatchNorm that follows in the backbone: it serves as B2
+
+
+def base_forward(layer: nn.Module, x: Tensor) -> Tensor:
+    """Return F(x): call the forward of the layer's class, which bypasses routing."""
+    return type(layer).forward(layer, x)
 
 
 def centre(layer: nn.Conv2d) -> tuple[int, int]:
