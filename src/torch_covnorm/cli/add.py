@@ -94,7 +94,7 @@ def add(
         ranks("Find the smallest file that loses at most N points. Default rule, with 0.5."),
     ] = None,
     metric: Annotated[
-        str | None, ranks("Rank directions by variance or loss. Default: loss with --max-drop.")
+        str | None, ranks("Rank by variance or loss. Default: loss with --max-drop, else variance.")
     ] = None,
     flip: Annotated[bool, training("Also train on mirrored images.", "--flip")] = False,
     shift: Annotated[int, training("Also train on images shifted by up to N pixels.", min=0)] = 0,

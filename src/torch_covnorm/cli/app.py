@@ -61,7 +61,7 @@ def main() -> None:
     """Run the command: results on stdout; an error is one line on stderr, exit code 2."""
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _print_warning  # type: ignore[assignment]
+            warnings.showwarning = lambda message, *_: _print_error(f"note: {message}")  # type: ignore[assignment]
             code = app(prog_name="covnorm", standalone_mode=False)
     except CovNormError as error:
         code = _print_error(str(error))
@@ -86,7 +86,3 @@ def main() -> None:
 def _print_error(message: str) -> int:
     print(f"covnorm: {' '.join(message.split())}", file=sys.stderr)
     return 2
-
-
-def _print_warning(message: object, *_: object) -> None:
-    print(f"covnorm: note: {' '.join(str(message).split())}", file=sys.stderr)

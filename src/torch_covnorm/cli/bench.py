@@ -18,8 +18,7 @@ from .screen import table
 def bench(
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 32,
     pixels: Annotated[
-        int | None,
-        typer.Option("--size", min=8, help="Side of the images in pixels. Default: the domains'."),
+        int | None, typer.Option("--size", min=8, help="Side in pixels. Default: the domains'.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each.")] = 9,
     *,

@@ -81,9 +81,12 @@ def demo(
     for i, name in enumerate(sample.SAMPLES, 1):
         if name in ecology.domains:
             screen.info(f"{i}/4 {name}: already added")
-        else:
-            screen.info(f"\n{i}/4 {name}")
-            _add(screen, ecology, name, seed)
+            continue
+        screen.info(f"\n{i}/4 {name}")
+        source = read_source(FOLDER / f"{name}.npz", seed=seed)
+        options = {**TRAINING, "budget": int(BUDGET * backbone["parameters"])}
+        config = add_config("covnorm", options, seed=seed)
+        add_source(screen, ecology, name, source, config, {"size": PIXELS})
     screen.info("")
     smallest = _find_smallest(screen, ecology, seed)
     _join(screen, ecology, seed)
@@ -120,13 +123,6 @@ def _open(folder: Path, seed: int) -> Ecology:
                 "the same seed"
             )
     return ecology
-
-
-def _add(screen: Screen, ecology: Ecology, name: str, seed: int) -> None:
-    source = read_source(FOLDER / f"{name}.npz", seed=seed)
-    options = {**TRAINING, "budget": int(BUDGET * ecology.backbone["parameters"])}
-    config = add_config("covnorm", options, seed=seed)
-    add_source(screen, ecology, name, source, config, {"size": PIXELS})
 
 
 def _find_smallest(screen: Screen, ecology: Ecology, seed: int) -> dict[str, dict[str, Any]]:

@@ -15,7 +15,7 @@ from ..ecology import verify as verify_files
 from ..records import blame
 from ..report.wording import size
 from ..stats.ranks import by_variance
-from .options import Common, Name, domain_names
+from .options import Common, Name, domain_names, ecology_folder
 from .screen import table
 
 STAGES = {
@@ -38,14 +38,11 @@ def list_(*, common: Common) -> None:
         {"domain": name, **{key: getattr(entry, key) for key in LISTED}}
         for name, entry in ecology.domains.items()
     ]
-    rows = [
-        (
-            *(row[key] for key in ("domain", "method", "classes", "accuracy", "parameters")),
-            f"{row['parameters'] / backbone['parameters']:.2%}",
-            size(row["bytes"]),
-        )
-        for row in value
-    ]
+    shown = ("domain", "method", "classes", "accuracy", "parameters")
+    rows = []
+    for row in value:
+        share = f"{row['parameters'] / backbone['parameters']:.2%}"
+        rows.append([*(row[key] for key in shown), share, size(row["bytes"])])
     columns = ("domain", "method", "classes", "accuracy %", "adapter", "of backbone", "file")
     bases = [ecology.blobs.size(blobs["tensors"]) for blobs in ecology.bases.values()]
     total = size(sum(row["bytes"] for row in value) + sum(bases))
@@ -162,7 +159,7 @@ def verify(*, common: Common) -> None:
     """
     with common.screen.reporting() as reporter:
         reporter.stage("verify", "checksums of all files, records, and the backbone's fingerprint")
-        problems = verify_files(common.folder, progress=reporter.images)
+        problems = verify_files(ecology_folder(common.where), progress=reporter.images)
     value = {"ok": not problems, "problems": problems}
     common.screen.result(value, *(problems or ["no problems found"]))
     if problems:

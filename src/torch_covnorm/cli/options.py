@@ -54,11 +54,9 @@ def ecology_folder(given: Path | None) -> Path:
 
 def domain_names(incomplete: str) -> list[str]:
     """Return the domain names that complete a word, for the shell's completion."""
-    try:
-        names = Ecology(ecology_folder(None)).domains
-    except CovNormError:
-        return []
-    return [name for name in names if name.startswith(incomplete)]
+    with contextlib.suppress(CovNormError):
+        return [n for n in Ecology(ecology_folder(None)).domains if n.startswith(incomplete)]
+    return []
 
 
 def pairs(given: list[str]) -> dict[str, Any]:
@@ -103,14 +101,9 @@ class Common(Output):
     where: Annotated[Path | None, run_option(ECOLOGY_HELP, "--ecology")] = None
 
     @cached_property
-    def folder(self) -> Path:
-        """The ecology's folder, which may turn out to be damaged or missing."""
-        return ecology_folder(self.where)
-
-    @cached_property
     def ecology(self) -> Ecology:
         """The ecology, opened."""
-        return Ecology(self.folder)
+        return Ecology(ecology_folder(self.where))
 
 
 @dataclass(frozen=True)

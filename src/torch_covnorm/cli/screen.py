@@ -8,15 +8,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from ..training.progress import Progress as Step
@@ -63,12 +56,12 @@ class Screen:
 
         named: prefix each stage with its domain, for work on several domains.
         """
-        bars = Progress(
-            TextColumn("  {task.description:9}"),
-            BarColumn(24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}"),
+        bars = progress.Progress(
+            progress.TextColumn("  {task.description:9}"),
+            progress.BarColumn(24),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(compact=True),
+            progress.TextColumn("{task.fields[note]}"),
             console=self.err,
             disable=self.quiet or not self.err.is_terminal,
         )
@@ -80,10 +73,10 @@ class Screen:
 class _Stages:
     """The progress bars of one command, one per stage and domain."""
 
-    def __init__(self, screen: Screen, bars: Progress, named: bool) -> None:
+    def __init__(self, screen: Screen, bars: progress.Progress, named: bool) -> None:
         self.screen, self.bars, self.named = screen, bars, named
         self.stage, self.domain = "", ""
-        self.task: TaskID | None = None
+        self.task: progress.TaskID | None = None
 
     def begin(self, stage: str, description: str, domain: str = "") -> None:
         self.stage, self.domain, self.task = stage, domain, None
