@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from command import QUICK, covnorm, npz
 
 import torch_covnorm as cn
+from torch_covnorm.cli import add as command
 from torch_covnorm.compress.precision import PRECISIONS
 from torch_covnorm.data.loader import Batches
 from torch_covnorm.ecology.images import images_of
+from torch_covnorm.methods import smallest
+
+FEW = ("--epochs", 0, *QUICK[2:], "--replace", "--fresh")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +35,21 @@ def at(place):
 
 def settings_of(place, name="digits"):
     return covnorm("show", name, *at(place), "--json").json["settings"]
+
+
+def settings_given_to_add(monkeypatch, place, *words):
+    """Return the settings that the command would store, without training anything."""
+    given = []
+
+    def stop(ecology, name, data, config, **_):
+        given.append(config.record())
+        raise cn.CovNormError("stopped before the training")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "add_domain", stop)
+        ran = covnorm("add", "other", place / "digits.npz", *FEW, *at(place), *words)
+    assert ran.err == "covnorm: stopped before the training\n", ran.err
+    return json.loads(json.dumps(given[0]))
 
 
 def test_the_default_is_the_smallest_file_within_half_a_point(house):
@@ -85,21 +106,25 @@ def test_the_report_shows_the_command_with_its_defaults(house, tmp_path):
         (("--budget", 0.01), "float16"),
     ],
 )
-def test_only_max_drop_changes_the_default_from_float16(house, words, dtype):
-    place, _ = house
-    few = ("--epochs", 0, *QUICK[2:], *at(place), "--replace", "--fresh")
-    ran = covnorm("add", "other", place / "digits.npz", *few, *words)
-    assert ran.code == 0, ran.err
-    settings = settings_of(place, "other")
+def test_only_max_drop_changes_the_default_from_float16(house, words, dtype, monkeypatch):
+    settings = settings_given_to_add(monkeypatch, house[0], *words)
     assert settings["dtype"] == dtype
     assert settings.get("metric") == ("loss" if "max_drop" in settings else None)
 
 
-def test_a_given_metric_replaces_the_default(house):
+def test_a_given_metric_replaces_the_default(house, monkeypatch):
+    settings = settings_given_to_add(monkeypatch, house[0], "--metric", "variance")
+    assert settings["metric"] == "variance"
+
+
+def test_the_stored_settings_are_those_given_to_add(house, monkeypatch):
     place, _ = house
-    few = ("--epochs", 0, *QUICK[2:], *at(place), "--replace", "--fresh", "--metric", "variance")
-    assert covnorm("add", "other", place / "digits.npz", *few).code == 0
-    assert settings_of(place, "other")["metric"] == "variance"
+    words = ("--set", "max_drop=40", "--metric", "variance", "--dtype", "float32")
+    given = settings_given_to_add(monkeypatch, place, *words)
+    assert (given["max_drop"], given["metric"], given["dtype"]) == (40, "variance", "float32")
+    monkeypatch.setattr(smallest, "BUDGETS", 4)
+    assert covnorm("add", "other", place / "digits.npz", *FEW, *at(place), *words).code == 0
+    assert settings_of(place, "other") == given
 
 
 def test_without_validation_images_it_is_the_papers_rule_in_float16(house, tmp_path):

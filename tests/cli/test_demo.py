@@ -7,6 +7,7 @@ from command import covnorm, npz
 
 from torch_covnorm.cli import demo
 from torch_covnorm.data import SAMPLES
+from torch_covnorm.methods import smallest
 
 
 def test_the_demo_builds_an_ecology_and_resumes(tmp_path, monkeypatch):
@@ -15,6 +16,7 @@ def test_the_demo_builds_an_ecology_and_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "FOLDER", tmp_path)
     monkeypatch.setattr(demo, "PIXELS", 32)
     monkeypatch.setattr(demo, "TRAINING", {"epochs": 1, "norms": "frozen"})
+    monkeypatch.setattr(smallest, "BUDGETS", 4)  # candidates of the search: 32 take much longer
     house = tmp_path / "demo"
     first = covnorm("demo", house, "--json")
     assert first.code == 0, first.err

@@ -10,6 +10,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from command import photos
 
 from torch_covnorm import CovNormError
 from torch_covnorm.data import Items, Source, read_source
@@ -414,3 +415,11 @@ BAD_ARRAYS = {
 def test_arrays_that_do_not_fit_are_refused_with_the_remedy(arrays, message, tmp_path):
     with pytest.raises(CovNormError, match=rf"data\.npz: .*{message}"):
         npz(tmp_path, **arrays)
+
+
+def test_a_class_whose_name_is_not_text_is_refused(tmp_path):
+    photos(tmp_path / "photos")
+    odd = os.fsdecode(os.fsencode(tmp_path / "photos") + b"/caf\xe9")
+    next((tmp_path / "photos").iterdir()).rename(odd)
+    with pytest.raises(CovNormError, match=r"is not valid text\. Rename it"):
+        read_source(tmp_path / "photos")

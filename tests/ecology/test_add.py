@@ -12,6 +12,7 @@ from torch import nn
 import torch_covnorm as cn
 from torch_covnorm.compress import covnorm
 from torch_covnorm.ecology import Ecology, verify
+from torch_covnorm.ecology import add as adding
 from torch_covnorm.ecology.add import add
 from torch_covnorm.ecology.config import add_config
 from torch_covnorm.ecology.prediction import probabilities
@@ -270,3 +271,34 @@ def test_where_images_are_is_kept_from_the_root_on(ecology, tmp_path, monkeypatc
     arguments = {"backbone": small.backbone(), "source": source}
     details = add(ecology, "digits", small.decoded(), small.config("bn"), **arguments)
     assert details["source"]["path"] == str(tmp_path / "digits.npz")
+
+
+def test_a_preset_decides_how_a_is_trained(tmp_path, monkeypatch):
+    right, seen = adding.adapt, []
+
+    def adapt(net, name, *args, **kwargs):
+        seen.append((name, kwargs["method"].training))
+        return right(net, name, *args, **kwargs)
+
+    monkeypatch.setattr(adding, "adapt", adapt)
+    ecology = Ecology.create(tmp_path / "e", small.backbone())
+    config = add_config("covnorm", {"preset": "paper", "epochs": 2}, batch=20)
+    adding.add(ecology, "digits", small.decoded(), config, backbone=small.backbone())
+    assert seen[0][0] == "trained"
+    assert (seen[0][1].optimizer, seen[0][1].epochs) == ("adam", 2)
+
+
+@pytest.mark.parametrize("method", ["piggyback", "lwf", "covnorm"])
+def test_the_history_counts_as_the_list_does_and_forgetting_is_kept(tmp_path, method):
+    ecology = Ecology.create(tmp_path / "e", small.backbone())
+    facts = small.added(ecology, "digits", method)
+    assert facts["history"][-1]["parameters"] == ecology.entry("digits").parameters > 0
+    assert (facts["results"]["forgetting"] is not None) == (method == "lwf")
+
+
+def test_an_uncompressed_adapter_is_reported(tmp_path):
+    ecology = Ecology.create(tmp_path / "e", small.backbone())
+    config = add_config("covnorm", {"max_drop": 0.0, "epochs": 8, "lr": 0.02}, batch=20)
+    adding.add(ecology, "digits", small.decoded(), config, backbone=small.backbone())
+    details = ecology.details("digits")["results"]
+    assert details["whole"] == (ecology.entry("digits").parameters >= details["denominators"]["ra"])

@@ -343,3 +343,55 @@ def test_a_damaged_domain_is_healed_by_removing_and_adding_it(house):
     house.remove(["alone"])
     small.added(house, "alone")
     assert verify(house.folder) == []
+
+
+def test_the_a_of_residual_adapters_survives_a_join(tmp_path):
+    ecology = Ecology.create(tmp_path / "e", small.backbone())
+    for name in ("digits", "parity"):
+        small.added(ecology, name, "ra")
+    before = {n: small.answers(ecology, n) for n in ("digits", "parity")}
+    small.joined(ecology, "digits", "parity")
+    for name, answers in before.items():
+        assert small.answers(ecology, name) != answers
+        assert small.answers(ecology, name, trained=True) == answers
+    small.joined(ecology, "digits", "parity", basis="other")
+    assert list(ecology.bases) == ["other"]
+    assert verify(ecology.folder) == []
+
+
+def test_one_more_joins_without_the_images_of_the_others(tmp_path):
+    ecology = Ecology.create(tmp_path / "e", small.backbone())
+    for name in ("digits", "parity", "more"):
+        small.added(ecology, name)
+    small.joined(ecology, "digits", "parity", variance=1.0)  # holds all: nothing makes it grow
+    before = {n: ecology.entry(n) for n in ("digits", "parity")}
+    asked = []
+
+    def data(name):
+        asked.append(name)
+        return small.decoded(parity=name == "parity")
+
+    config = small.config(METHOD, variance=1.0)
+    done = join(ecology, ["more"], data, config, backbone=small.backbone())
+    assert asked == ["more"]
+    assert list(done) == ["more"]
+    assert {n: ecology.entry(n) for n in before} == before
+    assert {e.basis for e in ecology.domains.values()} == {"joint"}
+    assert verify(ecology.folder) == []
+    small.joined(ecology, variance=1.0)  # no new domain: all are tuned again
+    with pytest.raises(cn.CovNormError, match="unknown domain"):
+        join(ecology, ["nobody"], data, config, backbone=small.backbone())
+
+
+def test_joining_all_leaves_domains_of_other_bases_there(tmp_path):
+    ecology = Ecology.create(tmp_path / "e", small.backbone())
+    for name in ("digits", "parity", "a", "b"):
+        small.added(ecology, name)
+    small.joined(ecology, "a", "b", basis="first")
+    small.joined(ecology)
+    assert {n: e.basis for n, e in ecology.domains.items()} == {
+        "digits": "joint",
+        "parity": "joint",
+        "a": "first",
+        "b": "first",
+    }

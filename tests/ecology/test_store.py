@@ -328,3 +328,16 @@ def test_a_name_given_twice_is_removed_once(ecology):
     small.put(ecology, "flowers", "birds")
     ecology.remove(["flowers", "flowers"])
     assert list(ecology.domains) == ["birds"]
+
+
+def test_verify_ignores_what_others_remove_meanwhile(tmp_path):
+    ecology = Ecology.create(tmp_path / "e", small.backbone())
+    small.put(ecology, "a", "b", "c")
+
+    def remove(done, total):
+        if done == 1:
+            Ecology(ecology.folder).remove(["b"])
+
+    assert verify(ecology.folder, progress=remove) == []
+    ecology.blobs.path(ecology.entry("c").blobs["tensors"]).unlink()
+    assert len(verify(ecology.folder)) == 1

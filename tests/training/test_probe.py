@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import small_digits
+import small_ecology as small
 import torch
 from command import npz
 from PIL import Image
@@ -14,6 +15,7 @@ import torch_covnorm as cn
 from torch_covnorm.data import load_sample
 from torch_covnorm.data.loader import Batches, as_input
 from torch_covnorm.ecology.prediction import preprocessing, probabilities, read_inputs
+from torch_covnorm.training import probe as bare
 from torch_covnorm.training.probe import _logistic, features, linear_accuracy
 
 
@@ -126,3 +128,21 @@ def test_prediction_sees_the_pixels_that_training_saw(tmp_path):
         file = tmp_path / f"{i}.png"
         Image.fromarray(np.ascontiguousarray(part[i].permute(1, 2, 0).numpy())).save(file)
         assert torch.equal(read_inputs(net, "digits", [file])[0], data.splits["test"].x[i])
+
+
+def test_ridge_regression_is_its_normal_equations(monkeypatch):
+    torch.manual_seed(0)
+    x, y = torch.randn(300, 6), torch.randint(0, 4, (300,))
+    x[torch.arange(300), y] += 2
+    x = x - x.mean(0)
+    head = bare._ridge(x, y, 4, 0.1)
+    Y = torch.eye(4)[y]
+    Y, mean = Y - Y.mean(0), Y.mean(0)
+    expected = torch.linalg.solve(x.T @ x / 300 + 0.1 * torch.eye(6), x.T @ Y / 300)
+    torch.testing.assert_close(head, torch.cat([expected, mean[None]]), atol=1e-4, rtol=1e-3)
+    assert (bare._logits(x, head).argmax(1) == y).float().mean() > 0.7
+    monkeypatch.setattr(bare, "LOGISTIC_CLASSES", 5)
+    net = cn.MultiDomainNetwork(small.backbone())
+    images = small.decoded().splits["train"]
+    data = [(images.x.float() / 255, images.y)]
+    assert bare.linear_accuracy(net, 10, data, None, data) > 20

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,45 +15,46 @@ from ..data.images import Augment
 from ..data.source import Source, read_source
 from ..ecology import Ecology
 from ..ecology.add import add as add_domain
-from ..ecology.config import BATCH, add_config
+from ..ecology.config import BATCH, AddConfig, add_config
 from ..ecology.images import decode_for, images_of
 from ..ecology.join import METHOD as JOINT
 from ..ecology.join import join as join_domains
 from ..errors import CovNormError
 from ..methods.recipes import METHODS
 from ..report.wording import size
-from .options import (
-    Compute,
-    Json,
-    Quiet,
-    Seed,
-    domain_names,
-    pairs,
-    panel,
-    run_option,
-)
+from .inspect import summary
+from .options import Compute, Output, Seed, domain_names, pairs, panel, run_option
 from .screen import Screen, table
-from .summary import add_result, summary
 
 ranks, training, inputs = panel("Ranks"), panel("Training"), panel("Images")
 stored = panel("Stored file")
 SINGLE = [name for name, method in METHODS.items() if not method.joint]  # of one domain
+NORMS_HELP = "BatchNorm statistics: frozen or batch. Default: batch for method bn, else frozen."
+SETTINGS_HELP = "Any other setting of the method or its training."
 
-Epochs = Annotated[int | None, training("Epochs of training A. Default: 10.", min=0)]
-Rate = Annotated[float | None, training("Learning rate. Default: depends on the method.", "--lr")]
-Norms = Annotated[
-    str | None,
-    training("BatchNorm statistics: frozen or batch. Default: batch for method bn, else frozen."),
-]
-Batch = Annotated[int, training("Images per training step.", min=2)]
-Settings = Annotated[
-    list[str] | None,
-    training("Any other setting of the method or its training.", "--set", metavar="KEY=VALUE"),
-]
-Variance = Annotated[
-    float | None, ranks("Keep this share of the variance at every layer (the paper: 0.99).")
-]
-Fresh = Annotated[bool, run_option("Discard unfinished work and start over.", "--fresh")]
+
+@dataclass(frozen=True)
+class Adapting(Compute):
+    """The options of `add` and `join`."""
+
+    variance: Annotated[
+        float | None, ranks("Keep this share of the variance at every layer (the paper: 0.99).")
+    ] = None
+    epochs: Annotated[int | None, training("Epochs of training A. Default: 10.", min=0)] = None
+    lr: Annotated[float | None, training("Learning rate. Default: depends on the method.")] = None
+    norms: Annotated[str | None, training(NORMS_HELP)] = None
+    batch: Annotated[int, training("Images per training step.", min=2)] = BATCH
+    settings: Annotated[list[str] | None, training(SETTINGS_HELP, "--set", metavar="KEY=VALUE")] = (
+        None
+    )
+    fresh: Annotated[bool, run_option("Discard unfinished work and start over.", "--fresh")] = False
+    seed: Seed = 0
+
+    def options(self, **others: Any) -> dict[str, Any]:
+        """Return the options of the method and its training that were given, --set included."""
+        given = {key: getattr(self, key) for key in ("variance", "epochs", "lr", "norms")} | others
+        chosen = {key: value for key, value in given.items() if value is not None}
+        return chosen | pairs(self.settings or [])
 
 
 def init(
@@ -61,8 +65,8 @@ def init(
     weights: Annotated[
         str | None, typer.Option(help="Weights file for a backbone given by name, or 'random'.")
     ] = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    *,
+    common: Output,
 ) -> None:
     """Create an ecology: a folder for one frozen backbone and its domains.
 
@@ -71,7 +75,7 @@ def init(
     covnorm init house --backbone vgg16 --weights vgg16.safetensors
     """
     record = Ecology.create(folder, backbone, weights).backbone
-    Screen(json, quiet).result(
+    common.screen.result(
         {"ecology": str(folder), "backbone": record},
         f"{folder}: {record['name']}, {record['parameters']:,} parameters, {size(record['bytes'])}",
         f"next: covnorm add NAME IMAGES --ecology {folder}",
@@ -82,29 +86,18 @@ def add(
     name: Annotated[str, typer.Argument(metavar="DOMAIN", help="Name of the new domain.")],
     images: Annotated[Path, typer.Argument(metavar="IMAGES", help="Folder, .csv or .npz file.")],
     method: Annotated[str, training(f"One of: {', '.join(SINGLE)}.")] = "covnorm",
-    variance: Variance = None,
     budget: Annotated[
         float | None, ranks("Adapter parameters as a share of the backbone's, for example 0.01.")
     ] = None,
     max_drop: Annotated[
         float | None,
-        ranks(
-            "Find the smallest file that loses at most this many points. Default rule, with 0.5."
-        ),
+        ranks("Find the smallest file that loses at most N points. Default rule, with 0.5."),
     ] = None,
     metric: Annotated[
-        str | None,
-        ranks(
-            "Value directions by variance or loss. Default: loss with --max-drop, else variance."
-        ),
+        str | None, ranks("Rank by variance or loss. Default: loss with --max-drop, else variance.")
     ] = None,
-    epochs: Epochs = None,
-    lr: Rate = None,
-    norms: Norms = None,
-    batch: Batch = BATCH,
     flip: Annotated[bool, training("Also train on mirrored images.", "--flip")] = False,
     shift: Annotated[int, training("Also train on images shifted by up to N pixels.", min=0)] = 0,
-    settings: Settings = None,
     pixels: Annotated[
         int | None, inputs("Side of the input in pixels. Default: by the images.", "--size", min=8)
     ] = None,
@@ -120,10 +113,8 @@ def add(
         stored("float32, float16, int8 or smallest (the default with --max-drop; else float16)."),
     ] = None,
     replace: Annotated[bool, stored("Replace an existing domain.", "--replace")] = False,
-    fresh: Fresh = False,
-    seed: Seed = 0,
     *,
-    common: Compute,
+    common: Adapting,
 ) -> None:
     """Adapt the backbone to labelled images and store the result as a domain.
 
@@ -143,43 +134,92 @@ def add(
     screen, ecology = common.screen, common.ecology
     if not replace:
         ecology.check_new(name)
-    options = _given(
-        variance=variance, max_drop=max_drop, metric=metric, epochs=epochs, lr=lr, norms=norms
-    )
-    if budget is not None:
-        if not 0 < budget < 1:
-            raise CovNormError(f"--budget {budget}: expected a share between 0 and 1")
-        options["budget"] = int(budget * ecology.backbone["parameters"])
-    source = read_source(images, seed=seed)
+    if budget is not None and not 0 < budget < 1:
+        raise CovNormError(f"--budget {budget}: expected a share between 0 and 1")
+    parameters = None if budget is None else int(budget * ecology.backbone["parameters"])
+    source = read_source(images, seed=common.seed)
     config = add_config(
         method,
-        options | pairs(settings or []),
-        batch=batch,
+        common.options(budget=parameters, max_drop=max_drop, metric=metric),
+        batch=common.batch,
         augment=Augment(padding=shift, fill="reflect", flip=0.5 * flip) if flip or shift else None,
         dtype=dtype,
-        seed=seed,
+        seed=common.seed,
         validation="val" in source.splits,
     )
-    _show_source(screen, source)
+    decoding = {"size": pixels, "fit": fit, "strict": strict, "limit": limit}
+    storing = {"replace": replace, "fresh": common.fresh, "device": common.device}
+    facts = add_source(screen, ecology, name, source, config, decoding, **storing)
+    screen.result(_add_result(ecology, name, facts), *summary(ecology, name, facts))
+
+
+def add_source(
+    screen: Screen,
+    ecology: Ecology,
+    name: str,
+    source: Source,
+    config: AddConfig,
+    decoding: Mapping[str, Any],
+    **storing: Any,
+) -> dict[str, Any]:
+    """Decode images, show what they are, and add them as a domain; return its details.
+
+    decoding: arguments of `decode_for`. storing: arguments of the library's `add`.
+    """
+    parts = ", ".join(f"{len(items):,} {split}" for split, items in source.splits.items())
+    for note in source.notes:
+        screen.info(f"note: {note}")
+    screen.info(f"{source.path}: {len(source.classes):,} classes; {parts}")
     count = sum(map(len, source.splits.values()))
+    where = {"path": str(source.path), "seed": config.seed}
     with screen.reporting() as reporter:
         reporter.stage("decode", f"{count:,} images, once; kept in the ecology's cache")
-        data = decode_for(
-            ecology, source, pixels, fit, strict=strict, limit=limit, progress=reporter.images
+        data = decode_for(ecology, source, **decoding, progress=reporter.images)
+        for line in _lines_about(data):
+            screen.info(f"          {line}")
+        return add_domain(ecology, name, data, config, source=where, reporter=reporter, **storing)
+
+
+def _lines_about(data: Decoded) -> Iterator[str]:
+    for note in data.notes:
+        yield f"note: {note}"
+    counts = sorted(data.balance()["train"].items(), key=lambda pair: -pair[1])
+    shown = ", ".join(f"{c}: {n}" for c, n in counts[:6]) + (", …" if len(counts) > 6 else "")
+    yield f"training images per class: {shown} (fewest: {counts[-1][1]})"
+    for file, reason in data.unreadable[:5]:
+        yield f"left out: {file}: {reason}"
+    if len(data.unreadable) > 5:
+        yield f"left out: {len(data.unreadable) - 5} more"
+    if data.duplicates:
+        first, second = data.duplicates[0][:2]
+        yield (
+            f"note: {len(data.duplicates)} images are in two splits, for example {first} = "
+            f"{second}. The measured accuracy may be too high."
         )
-        _show_data(screen, data)
-        facts = add_domain(
-            ecology,
-            name,
-            data,
-            config,
-            source={"path": str(images.absolute()), "seed": seed},
-            replace=replace,
-            fresh=fresh,
-            device=common.device,
-            reporter=reporter,
-        )
-    screen.result(add_result(ecology, name, facts), *summary(ecology, name, facts))
+    yield f"input size: {data.size} × {data.size} pixels ({data.fit})"
+
+
+def _add_result(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `add --json` prints."""
+    results, entry = facts["results"], ecology.entry(name)
+    return {
+        "domain": name,
+        "method": facts["method"],
+        "accuracy": results["accuracy"],
+        "on": results["on"],
+        "parameters": {
+            "adapter": entry.parameters,
+            "total": entry.total,
+            "backbone": ecology.backbone["parameters"],
+        },
+        "bytes": entry.bytes,
+        "dtype": results["dtype"],
+        "declined": results["declined"],
+        "unreadable": facts["source"]["left_out"],
+        "duplicates": facts["source"]["twice"],
+        "ranks": results["ranks"],
+        "seconds": {k: round(v, 3) for k, v in results["seconds"].items()},
+    }
 
 
 def join(
@@ -191,18 +231,10 @@ def join(
             help="Default: every domain that has a trained A and shares no basis yet.",
         ),
     ] = None,
-    variance: Variance = None,
-    epochs: Epochs = None,
-    lr: Rate = None,
-    norms: Norms = None,
-    batch: Batch = BATCH,
-    settings: Settings = None,
     basis: Annotated[str, stored("Name of the shared basis.")] = "joint",
     dtype: Annotated[str, stored("float32, float16 or int8.")] = "float16",
-    fresh: Fresh = False,
-    seed: Seed = 0,
     *,
-    common: Compute,
+    common: Adapting,
 ) -> None:
     """Let domains share one C and W, so that each further domain adds only a small M.
 
@@ -213,20 +245,19 @@ def join(
     If it is killed or interrupted, run the same command again to resume.
     """
     screen, ecology = common.screen, common.ecology
-    options = _given(variance=variance, epochs=epochs, lr=lr, norms=norms, basis=basis)
-    options |= pairs(settings or [])
-    config = add_config(JOINT, options, batch=batch, dtype=dtype, seed=seed)
+    options = common.options(basis=basis)
+    config = add_config(JOINT, options, batch=common.batch, dtype=dtype, seed=common.seed)
     with screen.reporting(named=True) as reporter:
         done = join_domains(
             ecology,
             names or [],
-            lambda n: images_of(ecology, n, progress=reporter.images),
+            partial(images_of, ecology, progress=reporter.images),
             config,
-            fresh=fresh,
+            fresh=common.fresh,
             device=common.device,
             reporter=reporter,
         )
-    value = [add_result(ecology, n, facts) for n, facts in done.items()]
+    value = [_add_result(ecology, n, facts) for n, facts in done.items()]
     rows = [
         (r["domain"], r["accuracy"]["final"], r["parameters"]["adapter"], size(r["bytes"]))
         for r in value
@@ -239,34 +270,3 @@ def join(
         table("", columns, rows),
         f"basis {basis!r}: {shared:,} parameters, shared by {sharers} domain{'s' * (sharers > 1)}",
     )
-
-
-def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given."""
-    return {key: value for key, value in options.items() if value is not None}
-
-
-def _show_source(screen: Screen, source: Source) -> None:
-    for note in source.notes:
-        screen.info(f"note: {note}")
-    parts = ", ".join(f"{len(items):,} {split}" for split, items in source.splits.items())
-    screen.info(f"{source.path}: {len(source.classes):,} classes; {parts}")
-
-
-def _show_data(screen: Screen, data: Decoded) -> None:
-    counts = sorted(data.balance()["train"].items(), key=lambda pair: -pair[1])
-    shown = ", ".join(f"{c}: {n}" for c, n in counts[:6]) + (", …" if len(counts) > 6 else "")
-    lines = [f"note: {note}" for note in data.notes]
-    lines += [f"training images per class: {shown} (fewest: {counts[-1][1]})"]
-    lines += [f"left out: {file}: {reason}" for file, reason in data.unreadable[:5]]
-    if len(data.unreadable) > 5:
-        lines.append(f"left out: {len(data.unreadable) - 5} more")
-    if data.duplicates:
-        first, second = data.duplicates[0][:2]
-        lines.append(
-            f"note: {len(data.duplicates)} images are in two splits, for example {first} = "
-            f"{second}. The measured accuracy may be too high."
-        )
-    lines.append(f"input size: {data.size} × {data.size} pixels ({data.fit})")
-    for line in lines:
-        screen.info(f"          {line}")

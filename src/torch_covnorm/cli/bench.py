@@ -11,7 +11,6 @@ import torch
 import typer
 
 from ..errors import CovNormError
-from ..network.network import MultiDomainNetwork
 from .options import Compute
 from .screen import table
 
@@ -19,8 +18,7 @@ from .screen import table
 def bench(
     batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 32,
     pixels: Annotated[
-        int | None,
-        typer.Option("--size", min=8, help="Side of the images in pixels. Default: the domains'."),
+        int | None, typer.Option("--size", min=8, help="Side in pixels. Default: the domains'.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each.")] = 9,
     *,
@@ -42,11 +40,20 @@ def bench(
         ecology.load(net, name)
     loading = (time.perf_counter() - start) / len(names)
     side = pixels or ecology.record(names[0])["preprocessing"]["size"]
-    runs = _runs(net, names, batch, side, common.device)
+    x = torch.randn(batch, 3, side, side, device=common.device)
+    x = x.contiguous(memory_format=torch.channels_last)
+    mixed = [names[i % len(names)] for i in range(batch)]
+    merged = net.eval().merge(names[0])
+    runs = {
+        "bare": lambda: net.backbone(x),
+        "one domain": lambda: net(x, domain=names[0]),
+        "merged": lambda: merged(x),
+        f"mixed, {len(names)} domains": lambda: net(x, domain=mixed),
+    }
     with screen.reporting() as reporter:
         reporter.stage("bench", f"{', '.join(runs)}: {rounds} rounds, interleaved")
         seconds = _measure(runs, rounds, reporter.images)
-    value: dict[str, Any] = {
+    value = {
         "batch": batch,
         "size": side,
         "domains": len(names),
@@ -60,21 +67,6 @@ def bench(
         table("", ("", "images/s", "time relative to bare"), rows),
         f"loading a domain from the ecology takes {1000 * loading:.1f} ms",
     )
-
-
-def _runs(
-    net: MultiDomainNetwork, names: list[str], batch: int, side: int, device: str
-) -> dict[str, Callable[[], Any]]:
-    x = torch.randn(batch, 3, side, side, device=device)
-    x = x.contiguous(memory_format=torch.channels_last)
-    mixed = [names[i % len(names)] for i in range(batch)]
-    merged = net.eval().merge(names[0])
-    return {
-        "bare": lambda: net.backbone(x),
-        "one domain": lambda: net(x, domain=names[0]),
-        "merged": lambda: merged(x),
-        f"mixed, {len(set(mixed))} domains": lambda: net(x, domain=mixed),
-    }
 
 
 @torch.no_grad()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_
+import json
 import shutil
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,23 +16,21 @@ import typer
 from rich.table import Table
 
 from ..data import sample
-from ..data.decode import Decoded
 from ..data.loader import Batches, as_input
 from ..data.source import read_source
 from ..ecology import Ecology
-from ..ecology.add import add
 from ..ecology.config import BATCH, MAX_DROP, METRIC, add_config
-from ..ecology.images import decode_for, images_of
+from ..ecology.images import images_of
 from ..ecology.join import METHOD as JOINT
 from ..ecology.join import join
 from ..ecology.manifest import MANIFEST
 from ..ecology.prediction import preprocessing
 from ..errors import CovNormError
 from ..methods.adapt import adapt
-from ..methods.result import Adapted
 from ..records import write_file
 from ..report.wording import size
-from .options import Json, Quiet, Seed, Threads, set_threads
+from .add import add_source
+from .options import Output, Seed, Threads
 from .screen import Screen, table
 
 FOLDER = Path(sample.__file__).with_name("samples")
@@ -62,16 +61,17 @@ def demo(
     ] = Path("covnorm-demo"),
     seed: Seed = 0,
     threads: Threads = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    *,
+    common: Output,
 ) -> None:
     """Build an ecology of four real tasks on EfficientNet-Lite0: add, join, switch, report.
 
     The images come with the package, the ImageNet weights with the extra `default`. It takes about
     ten minutes on two cores. If it is interrupted, run it again to resume.
     """
-    screen, start = Screen(json, quiet), time.perf_counter()
-    set_threads(threads)
+    screen, start = common.screen, time.perf_counter()
+    if threads:
+        torch.set_num_threads(threads)
     ecology = _open(folder, seed)
     backbone = ecology.backbone
     screen.info(
@@ -79,11 +79,17 @@ def demo(
         f"parameters, {size(backbone['bytes'])}; it stays frozen"
     )
     for i, name in enumerate(sample.SAMPLES, 1):
-        _add(screen, ecology, name, seed, i)
+        if name in ecology.domains:
+            screen.info(f"{i}/4 {name}: already added")
+            continue
+        screen.info(f"\n{i}/4 {name}")
+        source = read_source(FOLDER / f"{name}.npz", seed=seed)
+        options = {**TRAINING, "budget": int(BUDGET * backbone["parameters"])}
+        config = add_config("covnorm", options, seed=seed)
+        add_source(screen, ecology, name, source, config, {"size": PIXELS})
     screen.info("")
     smallest = _find_smallest(screen, ecology, seed)
     _join(screen, ecology, seed)
-    screen.info("\nswitch: one batch with two images of each of the four tasks")
     switching = _switch(screen, ecology)
     tasks = {name: _measured(ecology, name, smallest[name]) for name in sample.SAMPLES}
     value = {
@@ -95,7 +101,7 @@ def demo(
         "seconds": time.perf_counter() - start,
     }
     precisions = sorted({result["dtype"] for result in smallest.values()})
-    screen.result(value, *_tables(value, precisions), *_next_steps(folder, value["report"]))
+    screen.result(value, *_shown(folder, value, precisions))
     screen.info(f"{value['seconds'] / 60:.1f} minutes")
 
 
@@ -119,32 +125,15 @@ def _open(folder: Path, seed: int) -> Ecology:
     return ecology
 
 
-def _add(screen: Screen, ecology: Ecology, name: str, seed: int, number: int) -> None:
-    if name in ecology.domains:
-        screen.info(f"{number}/4 {name}: already added")
-        return
-    file = FOLDER / f"{name}.npz"
-    source = read_source(file, seed=seed)
-    parts = ", ".join(f"{len(items):,} {split}" for split, items in source.splits.items())
-    screen.info(f"\n{number}/4 {name}: {len(source.classes)} classes; {parts}")
-    options = {**TRAINING, "budget": int(BUDGET * ecology.backbone["parameters"])}
-    with screen.reporting() as reporter:
-        reporter.stage("decode", f"to {PIXELS} × {PIXELS} pixels, once; kept in the cache")
-        data = decode_for(ecology, source, PIXELS, progress=reporter.images)
-        config = add_config("covnorm", options, seed=seed)
-        where = {"path": str(file), "seed": seed}
-        add(ecology, name, data, config, source=where, reporter=reporter)
-
-
 def _find_smallest(screen: Screen, ecology: Ecology, seed: int) -> dict[str, dict[str, Any]]:
     """Compress each trained A to the smallest file; keep the results for a second run."""
     file = ecology.folder / "smallest.json"
-    results: dict[str, dict[str, Any]] = json_.loads(file.read_text()) if file.exists() else {}
+    results: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
     for name in sample.SAMPLES:
         if name not in results:
             screen.info(f"smallest file for {name}: at most {MAX_DROP} points below RA")
             results[name] = _smallest(screen, ecology, name, seed)
-            write_file(file, json_.dumps(results, indent=1).encode())
+            write_file(file, json.dumps(results, indent=1).encode())
     return results
 
 
@@ -157,7 +146,7 @@ def _smallest(screen: Screen, ecology: Ecology, name: str, seed: int) -> dict[st
         return Batches(splits[split].x, splits[split].y, inputs, size, shuffle)
 
     with screen.reporting() as reporter:
-        done: Adapted = adapt(
+        done: Any = adapt(
             net,
             name,
             batches("train", BATCH, shuffle=True),
@@ -167,8 +156,6 @@ def _smallest(screen: Screen, ecology: Ecology, name: str, seed: int) -> dict[st
             test=batches("test"),
             progress=reporter.training,
         )
-    assert done.dtype is not None
-    assert done.storage is not None
     return {
         "accuracy": done.tested["final"],
         "parameters": done.parameters["adapter"],
@@ -181,18 +168,15 @@ def _join(screen: Screen, ecology: Ecology, seed: int) -> None:
     if all(ecology.entry(name).basis for name in sample.SAMPLES):
         return
     screen.info("\njoin: all four share one C and W; each keeps only its M, norms and head")
-    options = {"variance": VARIANCE, **TRAINING}
+    config = add_config(JOINT, {"variance": VARIANCE, **TRAINING}, seed=seed)
     with screen.reporting(named=True) as reporter:
-        config = add_config(JOINT, options, seed=seed)
-
-        def images(name: str) -> Decoded:
-            return images_of(ecology, name, progress=reporter.images)
-
-        join(ecology, list(sample.SAMPLES), images, config, reporter=reporter)
+        images = partial(images_of, ecology, progress=reporter.images)
+        join(ecology, sample.SAMPLES, images, config, reporter=reporter)
 
 
 def _switch(screen: Screen, ecology: Ecology) -> list[dict[str, Any]]:
     """Classify two images of every task in one batch, with one domain per sample."""
+    screen.info("\nswitch: one batch with two images of each of the four tasks")
     net, names, images, truths = ecology.network(), [], [], []
     for name in sample.SAMPLES:
         start = time.perf_counter()
@@ -256,8 +240,8 @@ def _means(ecology: Ecology, system: str, tasks: list[dict[str, Measured]]) -> d
     }
 
 
-def _tables(value: dict[str, Any], precisions: list[str]) -> list[Table | str]:
-    """Return what the demo prints of its results."""
+def _shown(folder: Path, value: dict[str, Any], precisions: list[str]) -> list[Table | str]:
+    """Return what the demo prints: its results, and what to do next."""
     means = [
         (row["name"], row["accuracy"], row["adapter"], row["of_ra"], f"{row['of_network']:.2f}")
         + ((size(row["bytes"]), f"{row['of_bytes']:.2f}") if row["bytes"] else (None, None))
@@ -266,6 +250,7 @@ def _tables(value: dict[str, Any], precisions: list[str]) -> list[Table | str]:
     columns = ("mean of four", "accuracy %", "adapter", "% of RA", "% of net", "file", "% of net")
     accuracies = [(name, *task.values()) for name, task in value["tasks"].items()]
     answers = [tuple(answer.values()) for answer in value["switching"]]
+    command = "covnorm" if shutil.which("covnorm") else sys.argv[0]  # `make demo`: in .venv/bin
     return [
         table("", ("one batch", "truth", "answer", "probability %"), answers),
         "",
@@ -277,15 +262,9 @@ def _tables(value: dict[str, Any], precisions: list[str]) -> list[Table | str]:
         "file: with norms, head and record, in float16 except for the smallest file",
         f"smallest file: at most {MAX_DROP} points of validation accuracy below RA (ranks by the "
         f"{METRIC} metric, stored as {', '.join(precisions)}); the default of covnorm add",
-    ]
-
-
-def _next_steps(folder: Path, report: str | None) -> list[str]:
-    command = "covnorm" if shutil.which("covnorm") else sys.argv[0]  # `make demo`: in .venv/bin
-    return [
         "",
         "next steps:",
-        *([f"  open {report}"] if report else []),
+        *([f"  open {value['report']}"] if value["report"] else []),
         f"  {command} list --ecology {folder}",
         f"  {command} show digits --ecology {folder}",
         f"  {command} add NAME IMAGES --ecology {folder}    IMAGES: one folder per class",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import inspect
 import json
@@ -30,11 +30,9 @@ ECOLOGY_HELP = (
 
 def panel(title: str) -> Callable[..., Any]:
     """Return a function (help text, option names, settings) that declares options of a panel."""
-
-    def option(text: str, *names: str, **settings: Any) -> Any:
-        return typer.Option(*names, help=text, rich_help_panel=title, **settings)
-
-    return option
+    return lambda text, *names, **settings: typer.Option(
+        *names, help=text, rich_help_panel=title, **settings
+    )
 
 
 run_option = panel("Run")
@@ -42,10 +40,8 @@ run_option = panel("Run")
 
 def ecology_folder(given: Path | None) -> Path:
     """Return the folder given, else the one in $COVNORM_ECOLOGY, else the nearest one above."""
-    if given is None and os.environ.get(VARIABLE):
-        given = Path(os.environ[VARIABLE])
-    if given is not None:
-        return given
+    if given or os.environ.get(VARIABLE):
+        return given or Path(os.environ[VARIABLE])
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / MANIFEST).is_file():
@@ -56,49 +52,28 @@ def ecology_folder(given: Path | None) -> Path:
     )
 
 
-def set_threads(threads: int | None) -> None:
-    """Set the number of threads that torch uses, if one is given."""
-    if threads is not None:
-        torch.set_num_threads(threads)
-
-
-def check_device(device: str) -> str:
-    """Return the device if torch can use it, else raise an error."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise CovNormError(f"--device {device}: {reason}. Choose cpu or another device.") from None
-    return device
-
-
 def domain_names(incomplete: str) -> list[str]:
     """Return the domain names that complete a word, for the shell's completion."""
-    try:
-        names = Ecology(ecology_folder(None)).domains
-    except CovNormError:
-        return []
-    return [name for name in names if name.startswith(incomplete)]
+    with contextlib.suppress(CovNormError):
+        return [n for n in Ecology(ecology_folder(None)).domains if n.startswith(incomplete)]
+    return []
 
 
 def pairs(given: list[str]) -> dict[str, Any]:
     """Parse ``key=value`` settings; a value is JSON if it parses as JSON, and text otherwise."""
-    settings = {}
+    settings: dict[str, Any] = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals:
             raise CovNormError(
                 f"--set {text}: expected KEY=VALUE, for example --set weight_decay=0.1"
             )
-        try:
+        settings[key.replace("-", "_")] = value
+        with contextlib.suppress(ValueError):
             settings[key.replace("-", "_")] = json.loads(value)
-        except ValueError:
-            settings[key.replace("-", "_")] = value
     return settings
 
 
-Json = Annotated[bool, run_option("Print the result as JSON on stdout.", "--json")]
-Quiet = Annotated[bool, run_option("Print only results and errors.", "--quiet", "-q")]
 Seed = Annotated[int, run_option("Seed of all random numbers and of the splits made here.")]
 Threads = Annotated[int | None, run_option("CPU threads. Default: chosen by torch.", min=1)]
 Name = Annotated[
@@ -107,27 +82,28 @@ Name = Annotated[
 
 
 @dataclass(frozen=True)
-class Common:
-    """The options of every command that works on an existing ecology."""
+class Output:
+    """The options of every command that prints a result."""
 
-    where: Annotated[Path | None, run_option(ECOLOGY_HELP, "--ecology")] = None
-    json: Json = False
-    quiet: Quiet = False
-
-    @cached_property
-    def folder(self) -> Path:
-        """The ecology's folder, which may turn out to be damaged or missing."""
-        return ecology_folder(self.where)
-
-    @cached_property
-    def ecology(self) -> Ecology:
-        """The ecology, opened."""
-        return Ecology(self.folder)
+    json: Annotated[bool, run_option("Print the result as JSON on stdout.", "--json")] = False
+    quiet: Annotated[bool, run_option("Print only results and errors.", "--quiet", "-q")] = False
 
     @cached_property
     def screen(self) -> Screen:
         """Where the command prints."""
         return Screen(self.json, self.quiet)
+
+
+@dataclass(frozen=True)
+class Common(Output):
+    """The options of every command that works on an existing ecology."""
+
+    where: Annotated[Path | None, run_option(ECOLOGY_HELP, "--ecology")] = None
+
+    @cached_property
+    def ecology(self) -> Ecology:
+        """The ecology, opened."""
+        return Ecology(ecology_folder(self.where))
 
 
 @dataclass(frozen=True)
@@ -138,8 +114,15 @@ class Compute(Common):
     threads: Threads = None
 
     def __post_init__(self) -> None:
-        set_threads(self.threads)
-        check_device(self.device)
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise CovNormError(
+                f"--device {self.device}: {str(error).splitlines()[0]}. Choose cpu or another "
+                "device."
+            ) from None
 
 
 def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -149,21 +132,20 @@ def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     Common's fields. A command without `common` is returned unchanged.
     """
     signature = inspect.signature(command, eval_str=True)
-    if "common" not in signature.parameters:
+    parameters = dict(signature.parameters)
+    if (common := parameters.pop("common", None)) is None:
         return command
-    group = signature.parameters["common"].annotation
-    hints = get_type_hints(group, include_extras=True)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    shared = [
-        inspect.Parameter(f.name, keyword, default=f.default, annotation=hints[f.name])
-        for f in dataclasses.fields(group)
-    ]
-    others = [p.replace(kind=keyword) for p in signature.parameters.values() if p.name != "common"]
+    group, hints = common.annotation, get_type_hints(common.annotation, include_extras=True)
+    # The most specific class comes first, so that help shows what all commands share at the end.
+    names = [name for cls in group.__mro__ for name in inspect.get_annotations(cls)]
+    for name in names:
+        default = getattr(group, name)
+        parameters[name] = common.replace(name=name, default=default, annotation=hints[name])
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        common = group(**{p.name: given.pop(p.name) for p in shared})
-        command(**given, common=common)
+        shared = {name: given.pop(name) for name in names}
+        command(**given, common=group(**shared))
 
-    run.__signature__ = signature.replace(parameters=[*others, *shared])  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
     return run

@@ -5,26 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich import progress
 from rich.console import Console
-from rich.measure import Measurement
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from ..training.progress import Progress as Step
 from ..training.progress import Reporter
 
 Cell = str | int | float | None
+# Text is printed as it is: file names may contain [brackets] and :words: that rich would replace.
+PLAIN: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False, "emoji": False}
 
 
 class Screen:
@@ -35,8 +28,9 @@ class Screen:
 
     def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json, self.quiet = as_json, quiet
-        self.out = Console(file=sys.stdout, highlight=False, soft_wrap=True)
-        self.err = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        # No table is cut to the width of the terminal: a truncated number would be wrong.
+        self.out = Console(file=sys.stdout, width=10_000, **PLAIN)
+        self.err = Console(file=sys.stderr, **PLAIN)
 
     def result(self, value: Any, *shown: Any) -> None:
         """Print the result: `value` as JSON, or `shown`, lines and tables for people."""
@@ -49,18 +43,12 @@ class Screen:
             print(text)
             return
         for part in shown:
-            if isinstance(part, str):
-                self.out.print(_printable(part), markup=False)
-            else:  # at full width: a truncated number would be wrong
-                unlimited = self.out.options.update(max_width=10_000)
-                needed = Measurement.get(self.out, unlimited, part).maximum
-                self.out.width = max(self.out.width, needed)
-                self.out.print(part)
+            self.out.print(_printable(part) if isinstance(part, str) else part)
 
     def info(self, text: str) -> None:
         """Print a message about what is happening, unless quiet."""
         if not self.quiet:
-            self.err.print(_printable(text), markup=False)
+            self.err.print(_printable(text))
 
     @contextlib.contextmanager
     def reporting(self, named: bool = False) -> Iterator[Reporter]:
@@ -68,12 +56,12 @@ class Screen:
 
         named: prefix each stage with its domain, for work on several domains.
         """
-        bars = Progress(
-            TextColumn("  {task.description:9}"),
-            BarColumn(24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[note]}"),
+        bars = progress.Progress(
+            progress.TextColumn("  {task.description:9}"),
+            progress.BarColumn(24),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(compact=True),
+            progress.TextColumn("{task.fields[note]}"),
             console=self.err,
             disable=self.quiet or not self.err.is_terminal,
         )
@@ -85,39 +73,34 @@ class Screen:
 class _Stages:
     """The progress bars of one command, one per stage and domain."""
 
-    def __init__(self, screen: Screen, bars: Progress, named: bool) -> None:
+    def __init__(self, screen: Screen, bars: progress.Progress, named: bool) -> None:
         self.screen, self.bars, self.named = screen, bars, named
-        self.stage = ""
-        self.tasks: dict[tuple[str, str], TaskID] = {}
-        self.start, self.first = 0.0, 0
+        self.stage, self.domain = "", ""
+        self.task: progress.TaskID | None = None
 
-    def begin(self, stage: str, description: str) -> None:
-        self.stage, self.tasks = stage, {}
+    def begin(self, stage: str, description: str, domain: str = "") -> None:
+        self.stage, self.domain, self.task = stage, domain, None
         self.screen.info(f"{stage:9} {description}")
 
     def images(self, done: int, total: int) -> None:
-        key = (self.stage, "")
-        if key not in self.tasks:
-            self.start, self.first = time.perf_counter(), done
-        rate = (done - self.first) / max(time.perf_counter() - self.start, 1e-9)
-        self._update(key, done, total, f"{rate:.0f} images/s" if done > self.first else "")
+        speed = None if self.task is None else self.bars.tasks[self.task].speed
+        self._update(done, total, f"{speed:.0f} images/s" if speed else "")
 
     def training(self, step: Step) -> None:
-        key = (step.stage, step.domain)
-        if key not in self.tasks:
-            description = DESCRIPTIONS.get(step.stage, "")
-            self.begin(step.stage, f"{step.domain}: {description}" if self.named else description)
+        if (step.stage, step.domain) != (self.stage, self.domain):
+            prefix = f"{step.domain}: " if self.named else ""
+            self.begin(step.stage, prefix + DESCRIPTIONS.get(step.stage, ""), step.domain)
         steps = step.steps or step.step
-        notes = [] if step.loss is None else [f"loss {step.loss:.3f}"]
-        notes += [] if step.accuracy is None else [f"validation {step.accuracy:.1f} %"]
-        notes += [f"{step.images_per_second:.0f} images/s"] if step.images_per_second else []
-        done, total = step.epoch * steps + step.step, step.epochs * steps
-        self._update(key, done, total, ", ".join(notes))
+        loss = "" if step.loss is None else f"loss {step.loss:.3f}, "
+        accuracy = "" if step.accuracy is None else f"validation {step.accuracy:.1f} %, "
+        speed = f"{step.images_per_second:.0f} images/s" if step.images_per_second else ""
+        note = f"{loss}{accuracy}{speed}".removesuffix(", ")
+        self._update(step.epoch * steps + step.step, step.epochs * steps, note)
 
-    def _update(self, key: tuple[str, str], done: int, total: int, note: str) -> None:
-        if key not in self.tasks:
-            self.tasks[key] = self.bars.add_task(key[0], total=total, note="")
-        self.bars.update(self.tasks[key], completed=done, total=total, note=note)
+    def _update(self, done: int, total: int, note: str) -> None:
+        if self.task is None:
+            self.task = self.bars.add_task(self.stage, total=total, note="")
+        self.bars.update(self.task, completed=done, total=total, note=note)
 
 
 DESCRIPTIONS = {
@@ -146,7 +129,7 @@ def _text(cell: Cell) -> str:
         return "–"
     if isinstance(cell, float):
         return f"{cell:.1f}"
-    return f"{cell:,}" if isinstance(cell, int) else _printable(cell).replace("[", r"\[")
+    return f"{cell:,}" if isinstance(cell, int) else _printable(cell)
 
 
 def _printable(text: str) -> str:

@@ -19,21 +19,14 @@ access, log = panel("Access"), panel("Logs")
 
 def serve(
     folder: Annotated[Path | None, typer.Argument(metavar="ECOLOGY", help=ECOLOGY_HELP)] = None,
-    host: Annotated[
-        str, address("Address to listen on; 0.0.0.0 listens on every interface.")
-    ] = "127.0.0.1",
-    port: Annotated[
-        int, address("Port to listen on; 0 picks a free one.", min=0, max=65535)
-    ] = 8080,
+    host: Annotated[str, address("Address; 0.0.0.0 listens on every interface.")] = "127.0.0.1",
+    port: Annotated[int, address("Port; 0 picks a free one.", min=0, max=65535)] = 8080,
     workers: Annotated[int, batching("Number of worker processes.", min=1)] = 1,
     threads: Annotated[int, batching("CPU threads per worker; 0 lets torch choose.", min=0)] = 0,
     batch: Annotated[int, batching("Most images per forward pass.", min=1)] = 16,
-    wait: Annotated[
-        float, batching("Milliseconds to wait for more images to fill a batch.", min=0)
-    ] = 4,
+    wait: Annotated[float, batching("Milliseconds to wait for a batch to fill.", min=0)] = 4,
     mixed: Annotated[
-        bool,
-        batching("Whether a batch may contain several domains.", "--mixed/--no-mixed"),
+        bool, batching("Whether a batch may contain several domains.", "--mixed/--no-mixed")
     ] = True,
     queue: Annotated[
         int, limit("Images that may wait; further requests get status 429.", min=1)
@@ -43,12 +36,10 @@ def serve(
         float, limit("Megabytes of domains that a worker keeps in memory.", min=0.001)
     ] = 2000,
     pin: Annotated[
-        list[str] | None,
-        limit("Domain to keep in memory from the start. Repeat for several."),
+        list[str] | None, limit("Domain to keep in memory from the start. Repeat for several.")
     ] = None,
     keys: Annotated[
-        Path | None,
-        access("File with one API key per line. Default: no key is needed."),
+        Path | None, access("File with one API key per line. Default: no key is needed.")
     ] = None,
     allow_writes: Annotated[
         bool, access("Let clients upload and delete domains.", "--allow-writes")

@@ -36,22 +36,13 @@ def predict(
         )
     chances = probabilities(net.to(common.device), name, read_inputs(net, name, images))
     best = chances.topk(min(top, len(classes)), dim=1)
-    value = []
+    value, rows = [], []
     for file, places, values in zip(images, best.indices, best.values, strict=True):
-        answers = [
-            {"label": classes[i], "probability": p}
-            for i, p in zip(places.tolist(), values.tolist(), strict=True)
-        ]
-        value.append({"file": str(file), **answers[0], "top": answers})
-    rows = [
-        (
-            row["file"],
-            row["label"],
-            100 * row["probability"],
-            ", ".join(f"{a['label']} {100 * a['probability']:.1f}" for a in row["top"][1:]),
-        )
-        for row in value
-    ]
+        answers = [(classes[i], p) for i, p in zip(places.tolist(), values.tolist(), strict=True)]
+        listed = [{"label": label, "probability": p} for label, p in answers]
+        value.append({"file": str(file), **listed[0], "top": listed})
+        (label, p), *others = answers
+        rows.append((str(file), label, 100 * p, ", ".join(f"{k} {100 * q:.1f}" for k, q in others)))
     columns = ("image", "answer", "probability %", "next best")
     common.screen.result(value, table("", columns, rows))
 
@@ -100,20 +91,19 @@ def export(
     to: Annotated[
         str | None,
         typer.Option(
-            help="onnx, torch (a torch.export program), state-dict or domain. Default: by the "
-            "ending of --out, else torch."
+            help="onnx, torch, state-dict or domain. Default: by --out's ending, or torch."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="File or folder to write. Default: the domain's name in the working directory."
-        ),
+        typer.Option(help="File or folder to write. Default: a file named after the domain, here."),
     ] = None,
     *,
     common: Common,
 ) -> None:
     """Export a domain as a plain network with its adapters folded in.
+
+    The format torch is a torch.export program, domain the files that save_domain writes.
 
     covnorm export flowers --to onnx
     """
@@ -122,15 +112,8 @@ def export(
 
     net = common.ecology.network()
     common.ecology.load(net, name)
-    by_ending = {ending: target for target, ending in ENDINGS.items()}
-    to = to or by_ending.get(out.suffix if out else "", "torch")
+    to = to or {v: k for k, v in ENDINGS.items()}.get(out.suffix if out else "", "torch")
     done = export_domain(net, name, out or Path(), to)
     files = [str(f) for f in done.files]
-    value = {
-        "domain": name,
-        "to": done.to,
-        "files": files,
-        "bytes": done.bytes,
-        "difference": done.difference,
-    }
+    value = {"domain": name, **vars(done), "files": files}
     common.screen.result(value, f"wrote {', '.join(files)} ({size(done.bytes)})")
