@@ -171,7 +171,7 @@ def add_source(
         screen.info(f"note: {note}")
     screen.info(f"{source.path}: {len(source.classes):,} classes; {parts}")
     count = sum(map(len, source.splits.values()))
-    where = {"path": str(source.path), "seed": config.seed}
+    where = {"path": str(source.path), "seed": config.run.training.seed}
     with screen.reporting() as reporter:
         reporter.stage("decode", f"{count:,} images, once; kept in the ecology's cache")
         data = decode_for(ecology, source, **decoding, progress=reporter.images)
