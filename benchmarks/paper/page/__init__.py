@@ -58,7 +58,7 @@ def row_keys(used: Iterable[Key], what: str = "table") -> str:
     items = "".join(f"<li><code>{escape(pointer(k), quote=False)}</code></li>\n" for k in used)
     where = f'Lines with <code>"backbone": "{used[0]["backbone"]}"</code> and one of:'
     summary = f"<summary>The rows of this {what}</summary>"
-    return f"\n<details>{summary}\n<p>{where}</p>\n<ul>\n{items}</ul>\n</details>"
+    return f"\n<details>{summary}\n<p>{where}</p>\n<ul>\n{items}</ul>\n</details>\n"
 
 
 def pointer(key: Key) -> str:

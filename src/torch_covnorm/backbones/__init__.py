@@ -97,7 +97,7 @@ def _timm(name: str, weights: File | None) -> nn.Module:
         import timm
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision of another build
         absent = isinstance(error, ModuleNotFoundError)
-        why = "torch-covnorm[timm]" if absent else f"timm, which cannot be imported: {error}"
+        why = "torch-covnorm[timm]" if absent else f"a torchvision that fits torch: {error}"
         known = choices(name, NAMES)
         raise CovNormError(f"backbone {name!r}: {known} (timm models need {why})") from None
     if not timm.is_model(name):

@@ -29,7 +29,7 @@ from .screen import Screen, table
 ranks, training, inputs = panel("Ranks"), panel("Training"), panel("Images")
 stored = panel("Stored file")
 SINGLE = [name for name, method in METHODS.items() if not method.joint]  # of one domain
-NORMS_HELP = "BatchNorm statistics: frozen or batch. Default: batch for method bn, else frozen."
+NORMS_HELP = "BatchNorm statistics: frozen or batch. Default: frozen (method bn: batch)."
 SETTINGS_HELP = "Any other setting of the method or its training."
 
 
@@ -40,7 +40,9 @@ class Adapting(Compute):
     variance: Annotated[
         float | None, ranks("Keep this share of the variance at every layer (the paper: 0.99).")
     ] = None
-    epochs: Annotated[int | None, training("Epochs of training A. Default: 10.", min=0)] = None
+    epochs: Annotated[
+        int | None, training("Epochs of training; tuning takes half as many. Default: 10.", min=0)
+    ] = None
     lr: Annotated[float | None, training("Learning rate. Default: depends on the method.")] = None
     norms: Annotated[str | None, training(NORMS_HELP)] = None
     batch: Annotated[int, training("Images per training step.", min=2)] = BATCH
@@ -125,7 +127,7 @@ def add(
 
     covnorm add flowers photos/ --budget 0.01        adapters of 1 % of the backbone
 
-    covnorm add defects parts.csv --max-drop 2       the smallest file that loses two points
+    covnorm add defects parts.csv --max-drop 2       the smallest file that loses at most two points
 
     covnorm add digits digits.npz --method bn        another method of the paper
 

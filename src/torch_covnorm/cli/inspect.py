@@ -20,7 +20,7 @@ from .screen import table
 
 STAGES = {
     "before": "bare features, linear head",
-    "adapted": "trained A",
+    "adapted": "trained, not compressed",
     "compressed": "compressed, not tuned",
     "final": "as stored",
 }

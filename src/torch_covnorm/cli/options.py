@@ -74,7 +74,7 @@ def pairs(given: list[str]) -> dict[str, Any]:
     return settings
 
 
-Seed = Annotated[int, run_option("Seed of all random numbers and of the splits made here.")]
+Seed = Annotated[int, run_option("Seed of all random numbers, those of splits included.")]
 Threads = Annotated[int | None, run_option("CPU threads. Default: chosen by torch.", min=1)]
 Name = Annotated[
     str, typer.Argument(metavar="DOMAIN", autocompletion=domain_names, help="Name of a domain.")

@@ -65,7 +65,7 @@ class Ecology:
         self.blobs = Blobs(self.folder / "blobs")
         self._cached: tuple[object, Manifest] | None = None
         if not self.file.is_file():
-            create = f"Create one: covnorm init {self.folder}"
+            create = f"Correct the path, or create one: covnorm init {self.folder}"
             remedy = "Restore it from a copy." if self.blobs.names() else create
             raise CovNormError(f"{self.file}: no ecology found. {remedy}")
         self._manifest()

@@ -94,7 +94,9 @@ def check_budget(budget: int, costs: Sequence[int], least: int = 1) -> int:
 def check_threshold(t: float) -> None:
     """Check that a threshold lies in (0, 1]."""
     if not 0 < t <= 1:
-        raise CovNormError(f"variance={t}: the share of variance to keep must lie in (0, 1]")
+        raise CovNormError(
+            f"variance={t}: the share of variance to keep must lie in (0, 1], for example 0.99"
+        )
 
 
 def check_ranks(kx: int, ky: int, d_in: int, d_out: int, least: int = 1) -> None:
