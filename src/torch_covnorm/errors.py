@@ -12,7 +12,7 @@ class CovNormError(ValueError):
 
 
 class CovNormWarning(UserWarning):
-    """Something works, but may cost more than the caller expects."""
+    """Something works, but perhaps not as the caller expects."""
 
 
 def choices(value: object, options: Iterable[str]) -> str:

@@ -140,7 +140,7 @@ def checksum(record: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def blame(file: Path) -> Iterator[None]:
-    """Inside, errors become a CovNormError that names this file."""
+    """Turn errors inside into a CovNormError that names this file."""
     try:
         yield
     except CovNormError as error:

@@ -11,7 +11,7 @@ import torch
 import torch_covnorm as cn
 from torch_covnorm.compress.gradients import predicted_loss
 from torch_covnorm.stats.decomposition import decompose, pooled_bases
-from torch_covnorm.stats.pooling import Felt
+from torch_covnorm.stats.pooling import LossMetric
 from torch_covnorm.stats.ranks import by_budget
 
 
@@ -132,9 +132,9 @@ def test_a_site_that_no_loss_feels_or_that_never_varies_is_worth_nothing():
         spectra, costs = {"dead": dead, "live": live}, {"dead": 9, "live": 9}
         assert by_budget(spectra, costs, 27, least=0) == {"dead": 0, "live": 3}
     y = x.transform(A)
-    assert not pooled_bases(still, y, Felt(G, G.new_ones(5, 5))).x_worth.any()
-    assert not pooled_bases(x, y, Felt(0 * G, G.new_ones(5, 5))).worth.any()
-    shared = pooled_bases(x, y, Felt(G, G.new_ones(5, 5)))  # a control
+    assert not pooled_bases(still, y, LossMetric(G, G.new_ones(5, 5))).x_worth.any()
+    assert not pooled_bases(x, y, LossMetric(0 * G, G.new_ones(5, 5))).worth.any()
+    shared = pooled_bases(x, y, LossMetric(G, G.new_ones(5, 5)))  # a control
     assert shared.x_worth.any()
     assert shared.worth.any()
 

@@ -2,7 +2,7 @@
 
 In eval mode B1 and B2 are affine, so any adapter of a site computes
 
-    out = gain · z + F_m … F_1 z + G_l … G_1 u + shift,      z = F(x), u = x at F's centre tap
+    out = gain · z + F_m … F_1 z + G_l … G_1 u + shift,      z = F(x), u = x at F's center tap
 
 Series adapters have factors F, parallel adapters have factors G. The expressions of several domains
 stack. A batch can then take each sample through its domain's expression, with one `bmm` per factor.

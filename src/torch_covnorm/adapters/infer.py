@@ -94,7 +94,7 @@ def _add_(out: Tensor, rows: Tensor, factor: Tensor, last: bool) -> Tensor:
 def merged_weight(layer: Layer, folded: Folded) -> tuple[Tensor, Tensor]:
     """Return weight and bias of a single layer that computes F followed by one folded adapter.
 
-    ``W' = T W`` with ``T = gain + F_m … F_1``, plus ``G_l … G_1`` at the centre tap, and
+    ``W' = T W`` with ``T = gain + F_m … F_1``, plus ``G_l … G_1`` at the center tap, and
     ``b' = T b + shift``. A grouped layer with factors gets an ungrouped weight.
     """
     weight = layer.weight.to(folded.shift)

@@ -18,7 +18,7 @@ class Adapter(nn.Module):
 
     kind: str
     residual: bool = True
-    map_input: Literal["output", "input"] = "output"  # u = z, or u = x at F's centre tap
+    map_input: Literal["output", "input"] = "output"  # u = z, or u = x at F's center tap
 
     def __init__(self, A: LinearMap | None, B1: nn.Module, B2: nn.Module) -> None:
         super().__init__()
@@ -69,8 +69,8 @@ class ResidualAdapter(Adapter):
 class ParallelAdapter(Adapter):
     """``B2(F(x) + A(x))``: a 1×1 path beside the layer (Rebuffi 2018), with the layer's stride.
 
-    At a Conv2d the input of A is x at the centre tap of F's kernel. With the usual "same" padding
-    this is x itself, strided. Therefore A folds into the centre tap for any padding.
+    At a Conv2d the input of A is x at the center tap of F's kernel. With the usual "same" padding
+    this is x itself, strided. Therefore A folds into the center tap for any padding.
     """
 
     kind = "parallel"
@@ -88,7 +88,7 @@ class ConvAdapter(Adapter):
 
 
 class BatchNormAdapter(Adapter):
-    """``B2(F(x))``: norms only (Bilen 2017).
+    """``B2(F(x))``: norms only (Bilen 2017), eq. 9 with a learned scale and shift.
 
     Where a norm of the backbone follows the layer, the domain's copy of that norm is B2.
     """

@@ -149,7 +149,7 @@ class LowRankMap(LinearMap):
 class CovNormMap(LinearMap):
     """``C M W (x - mu_x) + mu_y`` (eq. 8): W (kx, d_in), M (ky, kx), C (d_out, ky).
 
-    mu_x is a buffer, so M always receives centred features. mu_y is the bias.
+    mu_x is a buffer, so W whitens centered features (eq. 5). mu_y is the bias that C adds (eq. 6).
     """
 
     form = "covnorm"

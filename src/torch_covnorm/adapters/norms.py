@@ -1,4 +1,4 @@
-"""The batch norms B1 and B2, and the scale and shift that any norm is in eval mode."""
+"""The batch norms B1 and B2 (eq. 9), and the scale and shift that any norm is in eval mode."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class JointMap(LinearMap):
 
 
 class SharedMap(JointMap):
-    """The same with a truncated identity as M, so a domain has no matrix to store or tune.
+    """A `JointMap` with a truncated identity as M: a domain has no matrix to store or tune.
 
     The authors sketch this in a comment in the paper's source.
     """

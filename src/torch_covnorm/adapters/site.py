@@ -1,4 +1,4 @@
-"""A site: one adapted layer F of the backbone, its output F(x), and what its centre tap reads."""
+"""A site: one adapted layer F of the backbone, its output F(x), and what its center tap reads."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def base_forward(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 def centre(layer: nn.Conv2d) -> tuple[int, int]:
-    """Return row and column of the kernel's centre tap."""
+    """Return row and column of the kernel's center tap."""
     rows, columns = layer.kernel_size
     return (rows - 1) // 2, (columns - 1) // 2
 
 
 def centre_tap(layer: nn.Module, x: Tensor, z: Tensor) -> Tensor:
-    """Return what the layer's centre tap reads of x (n, c, h, w), one position per position of z.
+    """Return what the layer's center tap reads of x (n, c, h, w), one position per position of z.
 
     For a Linear layer this is x.
     """

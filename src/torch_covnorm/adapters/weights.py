@@ -63,7 +63,7 @@ class CopiedWeights(WeightAdapter):
     def __init__(
         self, layer: nn.Module, tied: dict[nn.Parameter, nn.Parameter] | None = None
     ) -> None:
-        """`tied` collects the copies by original, so that layers which share one still share it."""
+        """Copy them. `tied` has the copies by original: layers that share one still share it."""
         super().__init__()
         tied = {} if tied is None else tied
         for name, p in layer.named_parameters(recurse=False):

@@ -118,7 +118,7 @@ def add(
     *,
     common: Adapting,
 ) -> None:
-    """Adapt the backbone to labelled images and store the result as a domain.
+    """Adapt the backbone to labeled images and store the result as a domain.
 
     IMAGES is a folder with one subfolder per class (or train/, val/ and test/ folders of such), a
     .csv with path,label[,split], or an .npz with x_train, y_train, …

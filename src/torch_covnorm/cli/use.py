@@ -53,14 +53,14 @@ def eval_(
         Path | None,
         typer.Argument(
             metavar="IMAGES",
-            help="Labelled images in any format that add reads. Default: the test images that the "
+            help="Labeled images in any format that add reads. Default: the test images that the "
             "domain was added with.",
         ),
     ] = None,
     *,
     common: Compute,
 ) -> None:
-    """Measure the accuracy of a domain on its test images or on other labelled images.
+    """Measure the accuracy of a domain on its test images or on other labeled images.
 
     covnorm eval flowers
 
@@ -69,7 +69,7 @@ def eval_(
     net = common.ecology.network()
     classes = common.ecology.load(net, name).classes or ()
     with common.screen.reporting() as reporter:
-        reporter.stage("decode", "the labelled images")
+        reporter.stage("decode", "the labeled images")
         data = images_of(common.ecology, name, images, reporter.images)
     unknown = sorted(set(data.classes) - set(classes))
     if unknown:

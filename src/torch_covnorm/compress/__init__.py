@@ -1,1 +1,1 @@
-"""Compress the trained A of every site: Algorithm 1, the loss metric, joint mode, the SVD."""
+"""Compress the trained A's: Algorithm 1, the loss metric, joint mode, the SVD, precision."""

@@ -1,4 +1,4 @@
-"""Collect the moments of A's input at every site: step 2 of the pipeline."""
+"""Collect the moments of A's input (line 2 of Algorithm 1); find and replace a domain's A's."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from ..training.batches import images_of
 def collect(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> dict[str, Moments]:
     """Return {site: moments of A's input x} over every position of every image, in eval mode.
 
-    The loader yields (images, labels) or images. The output's moments follow from y = A x + b. To
-    see progress, wrap the loader. With several processes, give each its shard, which may be empty,
-    and call `Moments.all_reduce_` afterwards.
+    The loader yields (images, labels) or images; wrap it to see progress. The output's moments
+    follow by eq. 2. With several processes, give each its shard, which may be empty, and call
+    `Moments.all_reduce_` afterwards.
     """
     device = next(net.backbone.parameters()).device
     maps, thread = maps_of(net, name), threading.get_ident()

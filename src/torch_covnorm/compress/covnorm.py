@@ -1,4 +1,4 @@
-"""Algorithm 1 over a network: normalise every site, and absorb M after tuning."""
+"""Algorithm 1 over a network: normalize every site (eq. 8), and absorb M after tuning."""
 
 from __future__ import annotations
 

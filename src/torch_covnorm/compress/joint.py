@@ -1,7 +1,8 @@
 """Joint mode: one global PCA of x and of y over several domains; C and W shared, one M each.
 
 The global moments are merged from those of the domains (eq. 10) and kept with the basis. A further
-domain can join later with nothing else stored: merging is exact, so recursive equals batch.
+domain can join later with nothing else stored: merging is exact, so recursive equals batch. Joint
+SVD, which the paper compares with, shares only W and keeps no moments.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..network.network import MultiDomainNetwork
 from ..stats import solver
 from ..stats.decomposition import MiniAdaptation, closed_form, mini_adaptation, pooled_bases
 from ..stats.moments import Moments
-from ..stats.pooling import Felt, pooled
+from ..stats.pooling import LossMetric, pooled
 from ..stats.ranks import check_rank_pairs, check_ranks, check_threshold, rank_of
 from .collect import moments_at, replace_maps_
 from .geometric import full_maps, joint_svd
@@ -36,8 +37,8 @@ Count = Literal["positions", "images"]
 class Joined:
     """The result of `join_`.
 
-    captured: {domain: {site: (of x, of y)}}, the shares of a domain's variance, in 0…1, that the
-        basis held when the domain joined. A new or grown basis holds at least as much.
+    captured: {domain: {site: (of x, of y)}}, the shares of a domain's variance or loss, in 0…1,
+        that the basis held when the domain joined. A new or grown basis holds at least as much.
     grown: whether an existing basis was rebuilt from the moments of all domains.
     retune: the domains whose M is new, or no longer the one that was tuned.
     """
@@ -100,17 +101,17 @@ def join_(
     settings["ranks"] |= {site: list(pair) for site, pair in (ranks or {}).items()}
     x = {n: _weighted(n, maps[n], moments.get(n, {}), settings["count"]) for n in names}
     y = {n: {s: x[n][s].transform(A.matrix(), A.offset) for s, A in maps[n].items()} for n in names}
-    felt: dict[str, dict[str, Felt]] = {}
+    loss: dict[str, dict[str, LossMetric]] = {}
     for n in names if in_loss else ():
-        G_at = partial(gradients_at, gradients=(gradients or {}).get(n))
-        felt[n] = {s: Felt.of(A.matrix(), G_at(s, A), x[n][s].n) for s, A in maps[n].items()}
+        at = partial(gradients_at, gradients=(gradients or {}).get(n))
+        loss[n] = {s: LossMetric.of(A.matrix(), at(s, A), x[n][s].n) for s, A in maps[n].items()}
     before = old or Basis(basis, "covnorm", {})
-    all_x, all_y, all_felt = pooled(before.x, x), pooled(before.y, y), pooled(before.felt, felt)
-    G = {s: f.G / all_x[s].n for s, f in all_felt.items()}
+    all_x, all_y, all_loss = pooled(before.x, x), pooled(before.y, y), pooled(before.felt, loss)
+    G = {s: f.G / all_x[s].n for s, f in all_loss.items()}
     roots = {s: solver.roots(mean)[0] for s, mean in G.items()}
 
     def shares(factors: Mapping[str, SharedFactors], n: str) -> dict[str, tuple[float, float]]:
-        R = {s: f.R for s, f in felt.get(n, {}).items()}
+        R = {s: f.R for s, f in loss.get(n, {}).items()}
         return {s: captured(f, x[n][s], y[n][s], R.get(s), G.get(s)) for s, f in factors.items()}
 
     factors = dict(before.factors.items())
@@ -119,7 +120,7 @@ def join_(
     renew = old is None or (grow is not None and least < grow)
     if renew:
         factors = {
-            s: shared_factors(all_x[s], all_y[s], all_felt.get(s), settings, s, A.bias)
+            s: shared_factors(all_x[s], all_y[s], all_loss.get(s), settings, s, A.bias)
             for s, A in maps[names[0]].items()
         }
     if old is None:
@@ -136,7 +137,7 @@ def join_(
             s: map_at(s, A, None, "none" if isinstance(A, SharedMap) else "closed-form")
             for s, A in members
         }
-    made = net.bases[basis] = Basis(basis, "covnorm", factors, all_x, all_y, settings, all_felt)
+    made = net.bases[basis] = Basis(basis, "covnorm", factors, all_x, all_y, settings, all_loss)
     for name, sites in new.items():
         replace_maps_(net, name, sites, basis)
     return Joined(basis, made.ranks, captured=found, grown=grown, retune=tuple(new))
@@ -209,11 +210,16 @@ def join_settings(
 
 
 def shared_factors(
-    x: Moments, y: Moments, felt: Felt | None, settings: Mapping[str, Any], site: str, like: Tensor
+    x: Moments,
+    y: Moments,
+    loss: LossMetric | None,
+    settings: Mapping[str, Any],
+    site: str,
+    like: Tensor,
 ) -> SharedFactors:
     """Return the W and C (eq. 7) of a site that all domains share, in the dtype of `like`."""
     with at_site(site):
-        bases = pooled_bases(x, y, felt)
+        bases = pooled_bases(x, y, loss)
         kx, ky = settings["ranks"].get(site) or bases.ranks(settings["variance"])
         check_ranks(kx, ky, x.d, y.d)
     return SharedFactors(*(t.to(like) for t in (bases.W[:kx], bases.C[:, :ky], bases.mu_x)))
@@ -224,7 +230,7 @@ def captured(
 ) -> tuple[float, float]:
     """Return the shares of a domain's x and y that a basis holds: of variance, or of loss.
 
-    The loss is measured at x by the domain's R, and at y by the G of all domains (`Felt`).
+    The loss is measured at x by the domain's R, and at y by the G of all domains (`LossMetric`).
     """
     assert factors.C is not None
     W, C = factors.W.cpu().double(), factors.C.cpu().double()
@@ -239,10 +245,7 @@ def captured(
 
 
 def captured_share(Q: Tensor, Sigma: Tensor) -> float:
-    """Return the share of a covariance (d, d) in the span of Q (d, k): tr QᵀΣQ / tr Σ.
-
-    Q is made orthonormal first.
-    """
+    """Return the share of Sigma (d, d) in the span of Q (d, k): tr UᵀΣU / tr Σ, U orthonormal."""
     total = float(Sigma.trace())
     U, s, _ = solver.svd(Q)
     Q = U[:, s > 1e-9 * s[0]]
@@ -257,7 +260,7 @@ def _map(
     generator: torch.Generator | None,
     root_G: Tensor | None,
 ) -> JointMap:
-    """A domain's part: M, and the constant that keeps its output at the mean of x.
+    """Return a domain's part: M, and the constant that keeps its output at the mean of x.
 
     Without moments of x, the mean is the one of the basis.
     """
@@ -318,7 +321,7 @@ def _check_joinable(net: MultiDomainNetwork, names: Sequence[str], basis: Basis 
 def _weighted(
     name: str, maps: Mapping[str, LinearMap], moments: Mapping[str, Moments], count: Count
 ) -> dict[str, Moments]:
-    """The moments of a domain's x at every site, with N_i counted as positions or images."""
+    """Return the moments of a domain's x at every site, with N_i counted as positions or images."""
     found = {}
     for site, A in maps.items():
         try:

@@ -122,7 +122,7 @@ class Decathlon:
         """Return a part of a dataset as a torch Dataset.
 
         Images are resized to 72, then cropped to 64: randomly and with flips for training, else at
-        the centre. For gtsrb, omniglot and svhn it is the central 72, never flipped.
+        the center. For gtsrb, omniglot and svhn it is the central 72, never flipped.
 
         Args:
             name: one of `datasets`.

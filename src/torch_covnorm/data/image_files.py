@@ -51,9 +51,9 @@ def has_image_ending(name: str) -> bool:
 def read_image(file: ImageFile, *, name: str | None = None, smallest: int = 1) -> Tensor:
     """Read an image as RGB, uint8 (3, h, w): its first frame, rotated as its EXIF data says.
 
-    JPEG, PNG, WebP, BMP, TIFF, PGM, PPM and GIF; the content decides, not the file name. Grey is
+    JPEG, PNG, WebP, BMP, TIFF, PGM, PPM and GIF; the content decides, not the file name. Gray is
     repeated for all channels, palettes are resolved, and of 16 bits the upper 8 are used. Alpha is
-    dropped: a transparent pixel keeps its stored colour.
+    dropped: a transparent pixel keeps its stored color.
 
     Args:
         file: a path to a regular file, or the bytes of one.
@@ -171,7 +171,7 @@ def _contents(path: str) -> bytes:
 
 
 def _upper_bits(image: Image) -> np.ndarray:
-    """Return the upper 8 bits of 16-bit grey (h, w) as uint8. Pillow would clip at 255."""
+    """Return the upper 8 bits of 16-bit gray (h, w) as uint8. Pillow would clip at 255."""
     tags = getattr(image, "tag_v2", {})  # only in TIFF: 258 bits per sample, 262 photometric
-    grey = np.asarray(image).astype(np.uint16) >> (4 if tags.get(258) == (12,) else 8)
-    return (255 - grey if tags.get(262) == 0 else grey).astype(np.uint8)  # 0: white is zero
+    gray = np.asarray(image).astype(np.uint16) >> (4 if tags.get(258) == (12,) else 8)
+    return (255 - gray if tags.get(262) == 0 else gray).astype(np.uint8)  # 0: white is zero

@@ -1,6 +1,6 @@
-"""Images as tensors: resize, crop, flip, normalise, augment, and channel statistics.
+"""Images as tensors: resize, crop, flip, normalize, augment, and channel statistics.
 
-A single image is (3, h, w), uint8 until it is normalised. Random operations draw from torch's
+A single image is (3, h, w), uint8 until it is normalized. Random operations draw from torch's
 global CPU generator, so one seed gives the same images on every device.
 """
 
@@ -80,7 +80,7 @@ def normalise(images: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
 def prepare(
     images: Tensor, size: int, mean: PerChannel, std: PerChannel, *, channels_last: bool = False
 ) -> Tensor:
-    """Resize and normalise a batch: uint8 (n, 3, h, w) → float32 (n, 3, size, size).
+    """Resize and normalize a batch: uint8 (n, 3, h, w) → float32 (n, 3, size, size).
 
     Bilinear with antialiasing, without rounding in between. `mean` and `std` are on a scale of 0
     to 1, one number for all channels or one per channel.
@@ -140,7 +140,7 @@ class Rule:
     flip: bool = True
 
     def __call__(self, image: Tensor, train: bool) -> Tensor:
-        """Transform uint8 (3, h, w) → (3, crop, crop), randomly if `train`, else at the centre."""
+        """Transform uint8 (3, h, w) → (3, crop, crop), randomly if `train`, else at the center."""
         image = resize(image, self.resize)
         crop = random_crop if train and self.random_crop else centre_crop
         image = crop(image, self.crop)

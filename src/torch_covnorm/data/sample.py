@@ -1,6 +1,6 @@
 """Small real datasets that come with the package, for tests, benchmarks and the demo.
 
-Sources and licences: ``samples/LICENSES.md``. Script that made them: ``tools/make_samples.py``.
+Sources and licenses: ``samples/LICENSES.md``. Script that made them: ``tools/make_samples.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Sample(NamedTuple):
 
 
 def load_sample(name: str) -> Sample:
-    """Load one of `SAMPLES`. Grey images have three equal channels.
+    """Load one of `SAMPLES`. Gray images have three equal channels.
 
     ========  =======================  =======  =============  ======
     name      images                   classes  train, test    h, w
@@ -39,7 +39,7 @@ def load_sample(name: str) -> Sample:
     fashion   products, light on dark  10       1000, 500      28, 28
     digits    handwritten              10       1000, 500      28, 28
     sketches  black on white           20       1000, 500      32, 32
-    clipart   colour on white          10       1050, 351      64, 64
+    clipart   color on white           10       1050, 351      64, 64
     ========  =======================  =======  =============  ======
     """
     if name not in SAMPLES:
@@ -51,7 +51,7 @@ def load_sample(name: str) -> Sample:
 
 
 def _rgb(images: Tensor) -> Tensor:
-    """(n, h, w) or (n, h, w, 3) → (n, 3, h, w), contiguous."""
+    """Convert (n, h, w) or (n, h, w, 3) → (n, 3, h, w), contiguous."""
     if images.ndim == 3:
         images = images[..., None].expand(-1, -1, -1, 3)
     return images.permute(0, 3, 1, 2).contiguous()

@@ -1,4 +1,4 @@
-"""The score of the Visual Decathlon.
+"""The score of the Visual Decathlon (Rebuffi et al. 2017).
 
 ``S = sum_d 1000 (max(0, Emax_d - E_d) / Emax_d)^2`` with ``Emax_d`` twice the baseline's error.
 Per domain, the baseline gets 250 points and a perfect classifier 1000.
@@ -56,7 +56,7 @@ def decathlon_score(
 def score_predictions(predictions_file: File, labels_file: File) -> float:
     """Return the accuracy in percent of a predictions file against an annotation file.
 
-    Every labelled image must have exactly one prediction, and there may be no others.
+    Every labeled image must have exactly one prediction, and there may be no others.
     """
     labels = read_annotations(labels_file)
     if not labels.images:

@@ -1,4 +1,4 @@
-"""Find a user's labelled images in a folder, a .csv or an .npz, without decoding them."""
+"""Find a user's labeled images in a folder, a .csv or an .npz, without decoding them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read tables of labelled images: a .csv of paths, or an .npz of arrays."""
+"""Read tables of labeled images: a .csv of paths, or an .npz of arrays."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ class Ecology:
                 self.blobs.sweep(self._manifest().references())
 
     def _written_basis(self, net: MultiDomainNetwork, name: str) -> dict[str, str]:
-        """Its factors apart from its moments, which only joining needs."""
+        """Write a basis: its factors apart from its moments, which only joining needs."""
         record, factors, moments = basis_files.packed(net, net.basis(name))
         parts = {"tensors": factors, "moments": moments}
         blobs = {part: self.blobs.write_tensors(found) for part, found in parts.items() if found}

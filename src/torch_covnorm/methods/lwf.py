@@ -122,7 +122,7 @@ def forgetting(
 
 
 def _old_classes(old: OldHead, name: str, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The old task's classes as the backbone and as the fork predict them."""
+    """Return the old task's classes as the backbone and as the fork predict them."""
     images = images.to(next(old.net.backbone.parameters()).device)
     old.net(images, domain=name)
     return old.before(images).argmax(1).cpu(), old.now().argmax(1).cpu()

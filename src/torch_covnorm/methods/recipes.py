@@ -134,7 +134,7 @@ def _normalize(run: Run) -> None:
 
 
 def _tune_as_published(run: Run) -> None:
-    """The authors' program: only M for five epochs, then W, C, norms and head too."""
+    """Tune as the authors' program does: only M for five epochs, then W, C, norms and head too."""
     parts = [A.get_parameter("M") for A in run.domain.maps.values()]
     tuning, first = run.config.tuning, min(5, run.config.tuning.epochs)
     run.fit("tune-M", replace(tuning, epochs=first, schedule=tuning.factor), parts)

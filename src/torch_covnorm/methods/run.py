@@ -115,7 +115,7 @@ class Run:
         parameters: Sequence[nn.Parameter] | None = None,
         penalty: Penalty | None = None,
     ) -> None:
-        """Train what trains, as one stage of the snapshot."""
+        """Train `parameters`, or all that is trainable, as one stage of the snapshot."""
         done = fit(
             self.net,
             self.name,
@@ -159,7 +159,7 @@ class Run:
             self.result.declined = True
 
     def _validated(self, val: Iterable[Any]) -> tuple[float, float]:
-        """Accuracy and its standard error; minus the loss and 0 if the labels have no accuracy.
+        """Return accuracy and its standard error, or −loss and 0 if the labels have no accuracy.
 
         −∞ if the domain holds numbers that no file could hold.
         """
@@ -210,7 +210,7 @@ class Run:
         make: Callable[[MultiDomainNetwork, str, Iterable[Any]], dict[str, Statistics]],
         images: Iterable[Any],
     ) -> dict[str, Statistics]:
-        """Statistics by site: from the snapshot if it has them, otherwise made and saved there."""
+        """Return statistics by site: from the snapshot, or made now and saved there."""
         settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": what}
         saved = None if self.snapshot is None else Snapshot(self.snapshot / what, settings)
         with self.timed(stage):
@@ -274,7 +274,7 @@ class Run:
     # ── checks ───────────────────────────────────────────────────────────────────────────────
 
     def _kind(self) -> str:
-        """The adapter kind whose A is trained: an existing domain's, otherwise the option's."""
+        """Return the adapter kind whose A is trained: an existing domain's, else the option's."""
         if self.name in self.net.domains:
             kinds = {a.kind for _, a in self.domain.adapters.items() if a.A is not None}
             if len(kinds) == 1:
@@ -290,7 +290,7 @@ class Run:
             )
 
     def _must_train(self) -> bool:
-        """Whether A still has to be trained, or its training was interrupted."""
+        """Return whether A still has to be trained, or its training was interrupted."""
         if self.name not in self.net.domains or not trained(self.domain, self.net):
             return True
         return self.snapshot is not None and (self.snapshot / "train").exists()
@@ -309,7 +309,7 @@ class Run:
 
 
 def trained(domain: Domain, net: MultiDomainNetwork) -> bool:
-    """Whether a domain has been trained: its norms have counted batches or changed, or its A has.
+    """Return whether a domain was trained: its norms counted batches or changed, or its A changed.
 
     A DAN adapter in a network without norms has no counter, but starts as the identity.
     """

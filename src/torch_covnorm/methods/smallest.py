@@ -45,7 +45,7 @@ def smallest_file(
         return run.domain
 
     def first_good(precision: str | None) -> int:
-        """Index of the smallest size that is good; len(sizes) if none is."""
+        """Return the index of the smallest size that is good; len(sizes) if none is."""
 
         def good(index: int) -> bool:
             nonlocal tried
@@ -94,7 +94,7 @@ def budgets(domain: Domain) -> list[int]:
 
 
 def _precisions(wanted: str | None) -> list[str | None]:
-    """The precisions to try, the least precise first: all, or the wanted one and better ones."""
+    """Return the precisions to try, least precise first: all, or the wanted one and better ones."""
     if wanted is None:
         return [None]
     order = list(reversed(PRECISIONS))

@@ -89,10 +89,10 @@ def denominators(net: MultiDomainNetwork) -> dict[str, int]:
 def _buffer_bytes(domain: Domain) -> dict[str, int]:
     """Return the bytes of what a file holds besides parameters, by category."""
     own = [] if domain.own is None else domain.own.buffers()
-    centres = [b for A in domain.maps.values() for n, b in A.named_buffers() if n == "mu_x"]
+    means = [b for A in domain.maps.values() for n, b in A.named_buffers() if n == "mu_x"]
     return {
         "norm": sum(_size(b) for norm in domain.all_norms for b in norm.buffers()),
-        "bias": sum(map(_size, centres)),  # mu_x, which CovNorm keeps until M is absorbed
+        "bias": sum(map(_size, means)),  # mu_x, which CovNorm keeps until M is absorbed
         "own": sum(map(_size, own)),
     }
 

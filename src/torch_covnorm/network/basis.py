@@ -12,7 +12,7 @@ from .. import records
 from ..adapters import SharedFactors
 from ..errors import CovNormError, at_site
 from ..stats.moments import Moments
-from ..stats.pooling import Felt
+from ..stats.pooling import LossMetric
 from .domain import Network
 from .modulemap import ModuleMap
 
@@ -25,8 +25,8 @@ class Basis(nn.Module):
     """W, C and mu_x at every site, shared by all domains of the basis; see ``net.bases``.
 
     `x` and `y` hold the global (N, mu, Sigma) of eq. 10 by site: all that a further domain needs
-    to join, in constant space. With the metric of the loss, `felt` is needed too. Joint SVD keeps
-    none of them.
+    to join, in constant space. In the metric of the loss, `felt` holds its sums by site, which are
+    needed too. Joint SVD keeps none of these.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Basis(nn.Module):
         x: dict[str, Moments] | None = None,
         y: dict[str, Moments] | None = None,
         settings: dict[str, Any] | None = None,
-        felt: dict[str, Felt] | None = None,
+        felt: dict[str, LossMetric] | None = None,
     ) -> None:
         super().__init__()
         self.name = name
@@ -106,8 +106,8 @@ def packed(
     for side, by_site in (("x", basis.x), ("y", basis.y)):
         for site, m in by_site.items():
             moments.update({f"{site}/{side}/{k}": v.cpu() for k, v in m.state_dict().items()})
-    for site, felt in basis.felt.items():
-        moments.update({f"{site}/felt/{k}": v.contiguous() for k, v in felt._asdict().items()})
+    for site, loss in basis.felt.items():
+        moments.update({f"{site}/felt/{k}": v.contiguous() for k, v in loss._asdict().items()})
     record = {
         "name": basis.name,
         "kind": basis.decomposition,
@@ -149,7 +149,7 @@ def unpacked(net: Network, record: dict[str, Any], tensors: Mapping[str, Tensor]
                 keys = moments[site].state_dict()
                 moments[site].load_state_dict({k: parts[f"{side}/{k}"] for k in keys})
         if "felt/G" in parts:
-            basis.felt[site] = Felt(*(parts[f"felt/{k}"] for k in Felt._fields))
+            basis.felt[site] = LossMetric(*(parts[f"felt/{k}"] for k in LossMetric._fields))
     if basis.fingerprint != record["fingerprint"]:
         raise CovNormError("is damaged (its fingerprint differs): restore it from a copy")
     anchor = next(net.backbone.parameters())

@@ -19,7 +19,7 @@ from .routing import plain_copy
 def merge(net: Network, domain: Domain) -> nn.Module:
     """Return a copy of the backbone, in eval mode, that computes ``net(x, domain=…)``.
 
-    Series and 1×1 adapters multiply the layer's weight, parallel ones add to its centre tap, both
+    Series and 1×1 adapters multiply the layer's weight, parallel ones add to its center tap, both
     together with B1 and B2. The norms of the copy are the domain's. A grouped layer becomes
     ungrouped, because its product with a full A is dense. If the domain has an `own` module that
     runs after the backbone, the result is ``nn.Sequential(backbone, own)``.

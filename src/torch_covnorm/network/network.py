@@ -40,7 +40,7 @@ class MultiDomainNetwork(nn.Module):
 
     Args:
         backbone: any nn.Module. It is frozen and not copied. Its weights never change.
-        sites: predicate over (name, module) that picks Conv2d and Linear layers, else `default`.
+        sites: picks Conv2d and Linear layers by (name, module); by default see `sites.default`.
         head: the layer that each domain replaces: a name, "auto" for the last Linear, or None for
             a feature extractor.
 
@@ -143,7 +143,7 @@ class MultiDomainNetwork(nn.Module):
 
     @contextlib.contextmanager
     def restoring_on_error(self, names: Sequence[str]) -> Iterator[None]:
-        """Inside, any exception restores the domains and bases as they were before.
+        """Restore the domains and bases as they were before, on any exception inside.
 
         names: the domains that may change inside. Of all others, only domains on a basis may
         change, and only by getting other maps A.
@@ -354,7 +354,7 @@ _PLAIN_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 
 def _neutral(norm: _BatchNorm) -> nn.Module:
-    """Return a copy of a subclassed norm that does not normalise.
+    """Return a copy of a subclassed norm that does not normalize.
 
     What remains is the rest of what its class does, such as the activation of timm's
     BatchNormAct2d.

@@ -99,13 +99,13 @@ def _setting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 
 
 def stepwise() -> contextlib.AbstractContextManager[None]:
-    """Inside, adapters run module by module in eval mode too, so hooks see B1, A and B2."""
+    """Run adapters module by module in eval mode too, inside, so that hooks see B1, A and B2."""
     return _setting(_STEPWISE, True)
 
 
 @contextlib.contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Inside, these modules are in eval mode. Afterwards every part is in its previous mode."""
+    """Set these modules to eval mode inside, and every part of them to its previous mode after."""
     before = [(m, m.training) for module in modules for m in module.modules()]
     for module in modules:
         module.eval()
@@ -122,7 +122,7 @@ class Call:
 
     domains: the domains of the batch, each once. places: for each sample, the position of its
     domain in `domains`; None if the whole batch belongs to one domain. neutral: for norms of
-    subclasses, what they do apart from normalising.
+    subclasses, what they do apart from normalizing.
     """
 
     roles: Mapping[nn.Module, Role]
@@ -140,7 +140,7 @@ class Call:
         self.gathers = self.places not in (None, list(range(len(self.domains))))
 
     def current(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the routed layers use this call."""
+        """Let the routed layers use this call inside."""
         return _setting(_CALL, self)
 
     def backbone(self, module: nn.Module) -> nn.Module:

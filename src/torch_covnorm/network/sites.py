@@ -19,7 +19,7 @@ SitePredicate = Callable[[str, nn.Module], bool]
 def find_sites(
     backbone: nn.Module, predicate: SitePredicate | None, head: str | None
 ) -> dict[str, Site]:
-    """Return the sites of a backbone in registration order: as the predicate picks, or `default`.
+    """Return the sites of a backbone in registration order: the predicate's, or `default`.
 
     By default, layers that are smaller than their series adapter are left out if others remain.
     If the predicate picks them, a warning names them.
@@ -101,7 +101,7 @@ def _channels(layer: Layer) -> tuple[int, int]:
 
 
 def _is_uncalled(layer: Layer) -> bool:
-    """Whether it is the out_proj of nn.MultiheadAttention, which reads only its weight."""
+    """Return whether it is the out_proj of nn.MultiheadAttention, which reads only its weight."""
     return isinstance(layer, NonDynamicallyQuantizableLinear)
 
 
@@ -111,7 +111,7 @@ def _outweighs(layer: Layer) -> bool:
 
 
 def _is_stem(layer: Layer) -> bool:
-    """Whether it convolves the image: a small layer, but one of the 13 adapted ones of VGG16."""
+    """Return whether it convolves the image: small, but one of the 13 adapted layers of VGG16."""
     return isinstance(layer, nn.Conv2d) and layer.in_channels <= 4 and layer.groups == 1
 
 

@@ -1,6 +1,6 @@
 """Axes for the report's figures: drawn by matplotlib, written as a small SVG.
 
-One unit is one CSS pixel. Colours become CSS variables, so a figure is light or dark with its page.
+One unit is one CSS pixel. Colors become CSS variables, so a figure is light or dark with its page.
 Names of domains bypass matplotlib, because its fonts lack most scripts and it reads $ as
 mathematics. They are SVG text in the page's own font.
 """

@@ -11,7 +11,7 @@ from ..stats.ranks import explained
 from .canvas import WIDTH, as_svg, by_layer, house_style, named_rows, one_pair, ticks
 from .svg import BLUE, GREEN, INK, LINE, ORANGE, PAGE, SOFT, TRACK, VIOLET
 
-# Marker, colour and fill of the stages: before, adapted, compressed, final.
+# Marker, color and fill of the stages: before, adapted, compressed, final.
 STAGES = (("o", SOFT, "none"), ("^", BLUE, "none"), ("s", ORANGE, "none"), ("o", GREEN, GREEN))
 POINTS = 64  # of a curve, at most
 

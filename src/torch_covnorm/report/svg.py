@@ -1,4 +1,4 @@
-"""Turn matplotlib's SVG into a small one: flat, without metadata, in the page's colours."""
+"""Turn matplotlib's SVG into a small one: flat, without metadata, in the page's colors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _link(node: ET.Element) -> str:
 
 
 def _style(node: ET.Element) -> str:
-    """Return the node's style in the page's colours, without what the page's sheet sets."""
+    """Return the node's style in the page's colors, without what the page's sheet sets."""
     style = dict(part.split(": ", 1) for part in node.attrib.get("style", "").split("; ") if part)
     for name in ("font-size", "font-family", "stroke-linejoin", "stroke-linecap"):
         style.pop(name, None)

@@ -152,7 +152,7 @@ class WorkerProcess:
         return _value(reply)
 
     async def background(self, word: str, *args: Any) -> tuple[Any, float]:
-        """Like `compute`, for work of any duration in a thread beside the network's."""
+        """Run something as `compute` does, for any duration, in a thread beside the network's."""
         number, future = self._call(word, *args)
         self._in_background.add(number)
         try:

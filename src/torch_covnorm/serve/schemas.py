@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-# A grey PNG of 8 × 8 pixels, the smallest that is accepted.
+# A gray PNG of 8 × 8 pixels, the smallest that is accepted.
 PICTURE = (
     "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAAAAADhZOFXAAAAEElEQVR42mNsYIAAJgaKGAAmCACQtTEKkQAAAABJRU5E"
     "rkJggg=="

@@ -1,7 +1,7 @@
 """Decompose A by its data: ``A ≈ C M W`` (eq. 8). Tensors in, tensors out, in float64.
 
 W whitens the input x of A, C colors with the statistics of its output y, and M aligns the two.
-`decompose` does the work once per site; every rank is then a slice of what it found. The metric is
+`decompose` does the work once per site; every rank is then a slice of its result. The metric is
 the variance of y (the paper), or the loss, when G = E[g g^T] at the output is given.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import CovNormError, check_choice
 from . import solver
 from .moments import Moments
-from .pooling import Felt
+from .pooling import LossMetric
 from .ranks import RankRule, by_variance
 
 MiniAdaptation = Literal["closed-form", "identity", "random"]
@@ -38,7 +38,7 @@ class PCA(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """``y ≈ C M W (x - mu_x) + mu_y``: W (kx, d_in), M (ky, kx), C (d_out, ky)."""
+    """``y ≈ C M W (x - mu_x) + mu_y`` (eq. 8): W (kx, d_in), M (ky, kx), C (d_out, ky)."""
 
     W: Tensor
     M: Tensor
@@ -48,12 +48,12 @@ class Factors(NamedTuple):
 
 
 def whiten(x: PCA) -> Tensor:
-    """Return ``W = E^{-1/2} P^T`` (d, d) (eq. 7, left); the first k rows whiten k directions."""
+    """Return ``W = E^{-1/2} P^T`` (d, d), which whitens x (eq. 4, 5); its first k rows: eq. 7."""
     return x.P.T / solver.floored(x.E).sqrt()[:, None]
 
 
 def color(y: PCA) -> Tensor:
-    """Return ``C = P E^{1/2}`` (d, d) (eq. 7, right); the first k columns color k directions."""
+    """Return ``C = P E^{1/2}`` (d, d), which colors w (eq. 4, 6); its first k columns: eq. 7."""
     return y.P * solver.floored(y.E).sqrt()
 
 
@@ -131,7 +131,7 @@ class Decomposition(Bases):
         M: MiniAdaptation = "closed-form",
         generator: torch.Generator | None = None,
     ) -> Factors:
-        """Return the factors of ranks kx and ky (eq. 8), with M as `mini_adaptation` starts it."""
+        """Return the factors of ranks kx, ky (eq. 8); M="identity" at full ranks: eq. 3 and 4."""
         mini = mini_adaptation(M, self.M[:ky, :kx], generator)
         return Factors(self.W[:kx], mini, self.C[:, :ky], self.mu_x, self.mu_y)
 
@@ -197,27 +197,27 @@ def decompose(
 
 
 def _scaled_roots(G: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest variance g of G, and ``(G/g)^{1/2}`` and ``(G/g)^{-1/2}``: no scale is lost."""
+    """Return the largest variance g of G, ``(G/g)^{1/2}`` and ``(G/g)^{-1/2}``."""
     G = G.detach().cpu().double()
     scale = G.diagonal().max()
     return scale, *solver.roots(G / scale if scale > 0 else G)
 
 
-def pooled_bases(x: Moments, y: Moments, felt: Felt | None = None) -> Bases:
+def pooled_bases(x: Moments, y: Moments, loss: LossMetric | None = None) -> Bases:
     """Return the bases that several domains share, from their pooled moments (eq. 10).
 
-    Variance: the PCAs of x and y (eq. 7). Loss: with R and G pooled in `felt`,
+    Variance: the PCAs of x and y (eq. 7). Loss: with R and G summed in `loss`,
     ``Sigma_x^{1/2} R Sigma_x^{1/2} = V r V^T`` gives ``W = V^T Sigma_x^{-1/2}`` of worth r, and
     ``G^{1/2} Sigma_y G^{1/2} = U l U^T`` gives ``C = G^{-1/2} U l^{1/2}`` of worth l.
     """
     of_x = PCA.of(x)
-    if felt is None:
+    if loss is None:
         of_y = PCA.of(y)
         return Bases(whiten(of_x), color(of_y), of_x.mu, x_worth=of_x.E, worth=of_y.E)
     e = solver.floored(of_x.E).sqrt()
-    r, V = solver.eigh((of_x.P * e).T @ felt.R.cpu() @ (of_x.P * e))
+    r, V = solver.eigh((of_x.P * e).T @ loss.R.cpu() @ (of_x.P * e))
     W, x_worth = (V.T / e) @ of_x.P.T, r * (of_x.E[0] > 0)
-    scale, root, inverse = _scaled_roots(felt.G)
+    scale, root, inverse = _scaled_roots(loss.G)
     values, U = solver.eigh(root @ y.covariance.cpu() @ root)
     C = inverse @ U * solver.floored(values).sqrt()
     return Bases(W, C, of_x.mu, x_worth=x_worth, worth=values * scale)

@@ -17,14 +17,14 @@ from ..errors import CovNormError
 from .solver import eigh
 
 # Rows are multiplied in blocks: small enough that the products can be summed in float32, large
-# enough that the matrix product dominates. Centring copies a block, so centred blocks are smaller.
+# enough that the matrix product dominates. Centering copies a block, so such blocks are smaller.
 BLOCK_ROWS = 1 << 18
 BLOCK_NUMBERS = 1 << 24
-CENTRED_NUMBERS = 1 << 22
+CENTERED_NUMBERS = 1 << 22
 # Smaller blocks are multiplied in float64. That is cheap, and few rows leave directions without
 # variance, where the rounding of float32 would show.
 SMALL_BLOCK = 1 << 15
-CENTRE_ROWS = 256
+CENTER_ROWS = 256
 GOLDEN = 0.6180339887498949
 
 
@@ -71,8 +71,8 @@ class Moments:
         with torch.autocast(rows.device.type, enabled=False):
             if rows.numel() <= SMALL_BLOCK or self.d < 8 or not _keeps_digits(rows.device):
                 rows = rows.double()
-            c = _centre(rows)
-            numbers = BLOCK_NUMBERS if c is None else CENTRED_NUMBERS
+            c = _center(rows)
+            numbers = BLOCK_NUMBERS if c is None else CENTERED_NUMBERS
             size = max(1, min(BLOCK_ROWS, numbers // self.d))
             for block in rows.split(size) if len(rows) else ():
                 batch._merge_(*_block(block, c))
@@ -143,15 +143,12 @@ class Moments:
         return out
 
     def pca(self) -> tuple[Tensor, Tensor]:
-        """Return eigenvalues E (d,), largest first, and eigenvectors P (d, d) as columns.
-
-        ``Sigma = P E P^T`` (eq. 1); see `eigh`.
-        """
+        """Return E (d,), largest first, and P (d, d) of ``Sigma = P E P^T`` (eq. 1); see `eigh`."""
         E, P = eigh(self.covariance)
         return E.to(self.mean), P.to(self.mean)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """``{"n": (), "images": (), "mean": (d,), "scatter": (d, d)}``, ready for safetensors."""
+        """Return ``{"n", "images", "mean": (d,), "scatter": (d, d)}`` for safetensors."""
         counts = {"n": torch.tensor(self.n), "images": torch.tensor(self.images)}
         return counts | {"mean": self.mean.clone(), "scatter": self.scatter.clone()}
 
@@ -181,7 +178,7 @@ class Moments:
         return moments
 
     def _rows(self, x: Tensor) -> Tensor:
-        """(n, d) or (n, d, h, w) → (rows, d), in the dtype of the products."""
+        """Reshape (n, d) or (n, d, h, w) → (rows, d), in the dtype of the products."""
         if x.ndim not in (2, 4) or x.shape[1] != self.d:
             raise CovNormError(
                 f"features have shape {tuple(x.shape)}; need (n, {self.d}) or (n, {self.d}, h, w)"
@@ -195,7 +192,7 @@ class Moments:
         return x.movedim(1, -1).reshape(-1, self.d)
 
     def _merge_(self, n: int, mean: Tensor, scatter: Tensor) -> None:
-        """Chan's update: ``S = S_a + S_b + (n_a n_b / n)(mu_b - mu_a)(mu_b - mu_a)^T``."""
+        """Add by Chan's ``S = S_a + S_b + (n_a n_b / n)(mu_b - mu_a)(mu_b - mu_a)^T``."""
         if n == 0:
             return
         total = self.n + n
@@ -206,16 +203,16 @@ class Moments:
         self.n = total
 
 
-def _centre(rows: Tensor) -> Tensor | None:
-    """Estimate a centre for rows (n, d) from a few of them; None if 0 is close enough.
+def _center(rows: Tensor) -> Tensor | None:
+    """Estimate a center for rows (n, d) from a few of them; None if 0 is close enough.
 
-    Any centre within a few standard deviations of the mean keeps the precision. Most features have
-    been centred by B1 already.
+    Any center within a few standard deviations of the mean keeps the precision. Most features have
+    been centered by B1 already.
     """
-    if len(rows) <= CENTRE_ROWS:
+    if len(rows) <= CENTER_ROWS:
         return rows.mean(0) if len(rows) else None
     # The golden ratio spreads the indices, out of step with the rows of an image.
-    spread = torch.arange(CENTRE_ROWS, dtype=torch.float64) * GOLDEN % 1 * len(rows)
+    spread = torch.arange(CENTER_ROWS, dtype=torch.float64) * GOLDEN % 1 * len(rows)
     few = rows[spread.long().to(rows.device)].double()
     c = few.mean(0)
     return None if _near(c, few.var(0, correction=0)) else c.to(rows.dtype)
@@ -225,13 +222,13 @@ def _block(rows: Tensor, c: Tensor | None) -> tuple[int, Tensor, Tensor]:
     """Return n, mean and scatter of one block of rows (n, d), with products around c.
 
     ``S = sum (x-c)(x-c)^T - n (mu-c)(mu-c)^T`` is exact for any c. If c is too far from the mean,
-    the block is centred once more.
+    the block is centered once more.
     """
     n = len(rows)
     for _ in range(2):
-        centred = rows if c is None else rows - c
-        scatter = (centred.T @ centred).double()
-        rest = centred.sum(0).double() / n
+        centered = rows if c is None else rows - c
+        scatter = (centered.T @ centered).double()
+        rest = centered.sum(0).double() / n
         floor = 0.0 if c is None else 1e-6 * c.double()
         mean = rest if c is None else rest + c
         if _near(rest, scatter.diagonal() / n - rest.square(), floor):
@@ -241,7 +238,7 @@ def _block(rows: Tensor, c: Tensor | None) -> tuple[int, Tensor, Tensor]:
 
 
 def _near(mean: Tensor, variance: Tensor, floor: Tensor | float = 0.0) -> bool:
-    """Whether each mean is within two standard deviations of 0, or its centre's rounding."""
+    """Return whether each mean is within two standard deviations of 0, or its center's rounding."""
     return bool((mean.square() <= 4 * variance + torch.as_tensor(floor).square()).all())
 
 
@@ -257,7 +254,7 @@ def _collective_device(group: dist.ProcessGroup | None, here: torch.device) -> t
 
 
 def _keeps_digits(device: torch.device) -> bool:
-    """Whether float32 products are computed in float32 on this device, not TF32 or bfloat16."""
+    """Return whether this device computes float32 products in float32, not TF32 or bfloat16."""
     cuda = device.type == "cuda"
     backend: Any = torch.backends.cuda if cuda else torch.backends.mkldnn
     precision = getattr(getattr(backend, "matmul", None), "fp32_precision", None)

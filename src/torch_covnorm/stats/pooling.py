@@ -11,8 +11,8 @@ from torch import Tensor
 from .moments import Moments
 
 
-class Felt(NamedTuple):
-    """The loss metrics of several domains, as sums, so that a further domain only adds to them.
+class LossMetric(NamedTuple):
+    """The loss metric at a site, summed over domains, so that a further domain only adds to it.
 
     G (d_out, d_out) is the sum of ``N_i G_i``, the metric of y. R (d_in, d_in) is the sum of
     ``N_i A_i^T G_i A_i``, the metric of x.
@@ -22,18 +22,18 @@ class Felt(NamedTuple):
     R: Tensor
 
     @classmethod
-    def of(cls, A: Tensor, G: Tensor, n: int) -> Felt:
+    def of(cls, A: Tensor, G: Tensor, n: int) -> LossMetric:
         """Return one domain's part, from its G = E[g g^T] at the output of its A (d_out, d_in)."""
         G = G.cpu().double()
         A = A.detach().to(G)
         return cls(n * G, n * A.T @ G @ A)
 
-    def merge(self, other: Felt) -> Felt:
+    def merge(self, other: LossMetric) -> LossMetric:
         """Return the sums over both sets of domains."""
-        return Felt(self.G + other.G, self.R + other.R)
+        return LossMetric(self.G + other.G, self.R + other.R)
 
 
-Statistics = TypeVar("Statistics", Moments, Felt)
+Statistics = TypeVar("Statistics", Moments, LossMetric)
 
 
 def pooled(

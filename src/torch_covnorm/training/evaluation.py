@@ -1,4 +1,4 @@
-"""Measure a domain: loss and accuracy over labelled images."""
+"""Measure a domain: loss and accuracy over labeled images."""
 
 from __future__ import annotations
 

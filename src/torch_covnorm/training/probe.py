@@ -71,7 +71,7 @@ def _logits(x: Tensor, head: Tensor) -> Tensor:
 
 
 def _logistic(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
-    """Return weights (d + 1, classes), bias last, that minimise cross-entropy + decay·|w|²."""
+    """Return weights (d + 1, classes), bias last, that minimize cross-entropy + decay·|w|²."""
     with torch.enable_grad():
         head = torch.zeros(x.shape[1] + 1, classes, requires_grad=True)
         solver = torch.optim.LBFGS(
@@ -89,7 +89,7 @@ def _logistic(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
 
 
 def _ridge(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
-    """Return the same by least squares: (XᵀX / n + decay) w = Xᵀ(Y − 1/classes) / n."""
+    """Return such weights by least squares: (XᵀX / n + decay) w = Xᵀ(Y − 1/classes) / n."""
     n, d = x.shape
     sums = torch.zeros(classes, d).index_add_(0, y, x).T  # XᵀY; the columns of X have mean 0
     gram = x.T @ x / n + decay * torch.eye(d)
