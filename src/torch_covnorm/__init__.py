@@ -1,4 +1,8 @@
-"""One frozen network, many domains: CovNorm (Li & Vasconcelos, CVPR 2019) for PyTorch."""
+"""One frozen network, many domains: CovNorm (Li & Vasconcelos, CVPR 2019) for PyTorch.
+
+The folders follow the method, and each imports only from those before it: stats → adapters →
+network → training → compress → methods → backbones, data → ecology → engines → report, serve, cli.
+"""
 
 from .adapters import Site
 from .backbones import load_backbone

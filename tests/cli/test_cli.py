@@ -185,7 +185,7 @@ def test_bench_reports_ratios(house):
 
 
 def test_add_again_needs_replace_and_then_keeps_the_history(house):
-    fails("add", "digits", house / "digits.npz", *QUICK, says="exists already")
+    fails("add", "digits", house / "digits.npz", *QUICK, says="already exists")
     ran = covnorm("add", "digits", house / "digits.npz", *QUICK, "--method", "bn", "--replace")
     assert ran.code == 0, ran.err
     result = covnorm("show", "digits", "--json").json

@@ -149,7 +149,7 @@ def test_the_callers_random_numbers_are_untouched(ecology):
         ("digits", {"options": {"epochz": 1}}, "epochs"),
         ("digits", {"dtype": "float8"}, "float16"),
         ("../digits", {}, "name"),
-        ("taken", {}, "exists already"),
+        ("taken", {}, "already exists"),
     ],
 )
 def test_what_cannot_be_added_is_refused_and_the_store_stays(ecology, name, settings, words):

@@ -191,7 +191,7 @@ def test_a_name_that_is_none_is_refused_before_anything_is_written(ecology):
 def test_a_domain_that_is_there_already_is_refused_and_stays(ecology):
     small.put(ecology, "flowers")
     before = small.files(ecology.folder)
-    with pytest.raises(cn.CovNormError, match=r"'flowers' exists already.*remove.*replace"):
+    with pytest.raises(cn.CovNormError, match=r"'flowers' already exists.*remove.*replace"):
         small.put(ecology, "flowers", seed=1)
     assert small.files(ecology.folder) == before
 

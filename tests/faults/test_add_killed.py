@@ -100,7 +100,7 @@ def add_again(folder, whole):
     steps = []
     exists = "digits" in Ecology(folder).domains
     if exists:
-        with pytest.raises(cn.CovNormError, match="'digits' exists already"):
+        with pytest.raises(cn.CovNormError, match="'digits' already exists"):
             adder.add_digits(folder, Reporter())
     adder.add_digits(folder, Reporter(training=steps.append), replace=exists)
     ecology = Ecology(folder)

@@ -114,7 +114,7 @@ def test_basis_and_domains_come_back_in_another_network_to_the_bit(kind, M, tmp_
     assert all(torch.equal(states[0][k], states[1][k]) for k in states[0] | states[1])
     assert other.domain("a").basis == basis
     assert torch.equal(other(x, domain="a"), net(x, domain="a"))
-    assert_refused(other, f"basis '{basis}' exists already", folder, do=type(net).load_basis)
+    assert_refused(other, f"basis '{basis}' already exists", folder, do=type(net).load_basis)
 
 
 def test_basis_and_domain_in_one_folder_leave_each_other_alone(tmp_path):

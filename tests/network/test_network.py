@@ -333,7 +333,7 @@ def test_a_failed_add_leaves_the_network_as_it_was(arguments, message):
 
 
 def test_a_duplicate_domain_is_refused():
-    with pytest.raises(cn.CovNormError, match="exists already"):
+    with pytest.raises(cn.CovNormError, match="already exists"):
         zoo.network("mlp").add_domain("conv", 2)
 
 

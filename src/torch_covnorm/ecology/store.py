@@ -252,7 +252,7 @@ class Ecology:
         """Refuse a name that is invalid or taken."""
         if check_name(name) in (manifest or self._manifest()).domains:
             raise CovNormError(
-                f"{self.folder}: domain {name!r} exists already: remove it (covnorm remove), "
+                f"{self.folder}: domain {name!r} already exists: remove it (covnorm remove), "
                 "replace it (--replace), or choose another name"
             )
 

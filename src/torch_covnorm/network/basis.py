@@ -18,7 +18,7 @@ from .modulemap import ModuleMap
 
 FORMAT = "torch-covnorm basis"
 RECORD = "basis.json"
-Decomposition = Literal["covnorm", "svd"]
+Factorization = Literal["covnorm", "svd"]
 
 
 class Basis(nn.Module):
@@ -32,7 +32,7 @@ class Basis(nn.Module):
     def __init__(
         self,
         name: str,
-        decomposition: Decomposition,
+        decomposition: Factorization,
         factors: Mapping[str, SharedFactors],
         x: dict[str, Moments] | None = None,
         y: dict[str, Moments] | None = None,
@@ -128,7 +128,7 @@ def unpacked(net: Network, record: dict[str, Any], tensors: Mapping[str, Tensor]
     """Return a basis from its record and all its tensors. The network does not change."""
     if record["backbone"]["fingerprint"] != net.fingerprint:
         raise CovNormError("was made for another backbone: load it into a network on that backbone")
-    if record["kind"] not in get_args(Decomposition):
+    if record["kind"] not in get_args(Factorization):
         raise CovNormError(f"has the unknown kind {record['kind']!r}: update torch-covnorm")
     if other := set(record["sites"]) - set(net.sites):
         raise CovNormError(

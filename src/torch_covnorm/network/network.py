@@ -329,7 +329,7 @@ class MultiDomainNetwork(nn.Module):
         """Add a basis that `save_basis` wrote. Load it before its domains."""
         basis = basis_files.load(self, Path(path))
         if check_name(basis.name) in self.bases:
-            raise CovNormError(f"basis {basis.name!r} exists already: remove it first")
+            raise CovNormError(f"basis {basis.name!r} already exists: remove it first")
         self.bases[basis.name] = basis
         return basis
 
@@ -342,7 +342,7 @@ class MultiDomainNetwork(nn.Module):
 
     def _check_new(self, name: str) -> None:
         if check_name(name) in self.domains:
-            raise CovNormError(f"domain {name!r} exists already: remove it first, or rename")
+            raise CovNormError(f"domain {name!r} already exists: remove it first, or rename")
 
 
 def _renew_fingerprint(net: nn.Module, _: Any) -> None:
