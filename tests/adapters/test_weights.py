@@ -106,6 +106,7 @@ def train(run, parameters, x, y) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.slow
 def test_a_fresh_domain_is_the_backbone_with_a_new_head(name, kind):
     net, x = make(name, kind), batch(name)
     plain = plain_copy(name, net, kind).eval()

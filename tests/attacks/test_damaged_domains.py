@@ -28,6 +28,7 @@ def test_a_file_cut_anywhere_is_refused_by_name(which, folder):
 
 
 @pytest.mark.parametrize("which", [RECORD, "tensors"])
+@pytest.mark.slow
 def test_one_flipped_bit_anywhere_is_refused_by_name(which, folder):
     file = tensor_file(folder) if which == "tensors" else folder / which
     blob = file.read_bytes()

@@ -44,6 +44,7 @@ def restore(file, data):
     file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_the_store_that_is_damaged_below_has_blobs_of_every_kind(made):
     parts = {part for entry in made.domains.values() for part in entry.blobs}
     assert parts == {

@@ -129,6 +129,7 @@ def everything_of(folder, name):
     small.read(ecology, name)
 
 
+@pytest.mark.slow
 def test_a_manifest_that_is_sealed_again_unchanged_is_read(house, whole):
     """Control: it is not the checksum that refuses the forgeries."""
     small.forge(house.folder, dict.copy)

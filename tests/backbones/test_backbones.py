@@ -55,6 +55,7 @@ def test_vgg16_has_torchvisions_keys_and_shapes():
 @pytest.mark.parametrize(
     "make", [lambda: VGG16(fc=False, num_classes=3), lambda: ResNet26(7), EfficientNetLite0]
 )
+@pytest.mark.slow
 def test_a_file_of_weights_is_recognised(make, ending, tmp_path):
     net = make().eval()
     file = tmp_path / f"weights{ending}"

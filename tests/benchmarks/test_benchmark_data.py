@@ -96,6 +96,7 @@ SIZES = {  # train, val, test and the side, from the archives of small_archives 
 
 
 @pytest.mark.parametrize("name", domains.DOMAINS)
+@pytest.mark.slow
 def test_a_domain_in_three_parts(name, monkeypatch):
     place_small(monkeypatch, name)
     split = domains.load(name)

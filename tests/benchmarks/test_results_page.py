@@ -101,6 +101,7 @@ def test_what_is_compared_starts_from_the_same_A():
         assert several_starts(other) == {("sketches", 0)}
 
 
+@pytest.mark.slow
 def test_the_page_in_docs_is_made_of_the_rows_in_the_results():
     made = render(committed())
     remedy = "run `python -m benchmarks.paper page`"

@@ -43,6 +43,7 @@ def fails(*args, says):
 # ── the JSON contract ────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_add_prints_the_contract(built):
     result = built[1]
     assert result["domain"] == "clipart"
@@ -134,6 +135,7 @@ def test_sizes_on_disk_are_those_that_are_reported(house):
 # ── working with domains ─────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.slow
 def test_join_shares_a_basis_and_later_commands_know_it(house):
     ran = covnorm("join", "--variance", 0.8, "--epochs", 1, "--json")
     assert ran.code == 0, ran.err
@@ -271,6 +273,7 @@ def test_json_is_all_that_stdout_has(built):
         json.loads(ran.out)
 
 
+@pytest.mark.slow
 def test_an_interrupted_add_says_how_to_resume_and_refuses_other_settings(house, tmp_path):
     args = ["add", "more", str(house / "digits.npz"), "--size", "32", "--budget", "0.005"]
     args += ["--epochs", "40", "--threads", "1"]
@@ -295,6 +298,7 @@ def test_an_interrupted_add_says_how_to_resume_and_refuses_other_settings(house,
     assert not any(f.is_dir() for f in (house / "house" / "work" / "domains").iterdir())
 
 
+@pytest.mark.slow
 def test_a_real_process_prints_the_same(house):
     run = [sys.executable, "-m", "torch_covnorm"]
     done = subprocess.run([*run, "list", "--json"], capture_output=True, text=True, check=True)

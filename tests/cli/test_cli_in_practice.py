@@ -23,6 +23,7 @@ def says(words, *args):
     assert words in ran.err, ran.err
 
 
+@pytest.mark.slow
 def test_images_that_have_changed_are_refused_not_used_with_wrong_labels(house):
     folder = house / "photos"
     first = sorted(p for p in folder.iterdir())[0]

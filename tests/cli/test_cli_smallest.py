@@ -52,6 +52,7 @@ def settings_given_to_add(monkeypatch, place, *words):
     return json.loads(json.dumps(given[0]))
 
 
+@pytest.mark.slow
 def test_the_default_is_the_smallest_file_within_half_a_point(house):
     place, result = house
     assert result["dtype"] in PRECISIONS
@@ -117,6 +118,7 @@ def test_a_given_metric_replaces_the_default(house, monkeypatch):
     assert settings["metric"] == "variance"
 
 
+@pytest.mark.slow
 def test_the_stored_settings_are_those_given_to_add(house, monkeypatch):
     place, _ = house
     words = ("--set", "max_drop=40", "--metric", "variance", "--dtype", "float32")

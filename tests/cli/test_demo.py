@@ -10,6 +10,7 @@ from torch_covnorm.data import SAMPLES
 from torch_covnorm.methods import smallest
 
 
+@pytest.mark.slow
 def test_the_demo_builds_an_ecology_and_resumes(tmp_path, monkeypatch):
     for name in SAMPLES:
         npz(tmp_path / f"{name}.npz", 80, 40, name)

@@ -357,6 +357,7 @@ def test_a_missing_annotation_file_is_named(root):
         Decathlon(root).split("svhn", "val")
 
 
+@pytest.mark.slow
 def test_a_missing_or_damaged_image_is_named(root):
     split = Decathlon(root).split("svhn", "val")
     (root / "data/svhn/val/000001.png").unlink()

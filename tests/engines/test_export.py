@@ -221,6 +221,7 @@ def test_every_kind_is_exported_as_the_network_runs_it(name, kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["parallel", "mask"])
+@pytest.mark.slow
 def test_small_networks_as_onnx(kind, tmp_path):
     net = small(kind, name="convnet")  # with reflected padding
     assert_same(net, kind, read_back(export(net, kind, tmp_path, "onnx").files[0]))

@@ -40,6 +40,7 @@ def test_rows_of_zeros_and_empty_matrices_come_back():
     assert torch.equal(from_int8({"w": whole, "w" + SCALE: scale})["w"], torch.zeros(2, 3))
 
 
+@pytest.mark.slow
 def test_a_domain_in_int8_is_a_third_of_float32_and_answers_nearly_alike(tmp_path):
     net = cn.MultiDomainNetwork(small_digits.backbone())
     data = small_digits.batches(200, 20)

@@ -37,6 +37,7 @@ def test_a_mixed_batch_equals_its_samples_run_alone(name):
 
 @pytest.mark.parametrize("name", zoo.ZOO)
 @torch.no_grad()
+@pytest.mark.slow
 def test_control_one_wrong_domain_differs(name):
     """Two domains of one kind, so that only their numbers differ."""
     net = zoo.network(name, kinds=("residual",))
