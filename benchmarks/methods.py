@@ -33,7 +33,7 @@ VARIANCES = (0.99, 0.9)  # for the methods that choose ranks by variance
 
 
 class Loader:
-    """Batches of tensors, in order or shuffled anew in each epoch."""
+    """Batches of tensors, in order or shuffled again for every epoch."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, shuffle: bool = False) -> None:
         self.x, self.y, self.shuffle = x, y, shuffle

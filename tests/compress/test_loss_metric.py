@@ -100,6 +100,19 @@ def test_at_full_rank_it_reproduces_a_and_w_whitens():
     torch.testing.assert_close(found.W @ x.covariance @ found.W.T, torch.eye(5).double())
 
 
+def test_by_a_share_of_the_loss_all_of_x_stays_and_y_keeps_the_smallest_rank_above_it():
+    A, x, G = problem()
+    part = decompose(A, x, G)
+    shares = part.worth.cumsum(0) / part.worth.sum()
+    for t in (0.5, 0.9, 0.99):
+        ky = 1 + int((shares <= t).sum())
+        assert part.ranks(t) == (5, ky)
+        lost = error(matrix(part.cut(*part.ranks(t))), A, x.covariance, G)
+        assert lost <= (1 - t) * error(0 * A, A, x.covariance, G) * (1 + 1e-6)
+    in_variance = decompose(A, x)  # a control: there x is cut too
+    assert in_variance.ranks(0.5)[0] < 5
+
+
 def test_a_sure_network_has_the_same_factors_as_a_doubtful_one():
     """Gradients vanish as a network grows sure: the units in which M is tuned must not."""
     A, x, G = problem()

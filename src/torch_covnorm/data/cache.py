@@ -78,7 +78,7 @@ def _in_file(images: Iterable[np.ndarray], shape: Shape, file: Path, rows: Rows)
     """Write a file that gets its final name when it is complete, and map it into memory.
 
     It is written as a stream, because writing to a memory map on a full disk would kill the
-    process. There is no fsync: a file damaged by a power cut is detected and made again.
+    process. Files are not synced: one that a power cut damages is detected and rebuilt.
     """
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     with blame(file):
