@@ -299,7 +299,7 @@ def test_the_history_counts_as_the_list_does_and_forgetting_is_kept(tmp_path, me
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_uncompressed_adapter_is_reported(tmp_path, whole, monkeypatch):
     if whole:  # no smaller budget is offered, so the full A is all that holds
-        monkeypatch.setattr("torch_covnorm.methods.smallest.budgets", lambda domain: [])
+        monkeypatch.setattr("torch_covnorm.methods.smallest.budgets", lambda _: [])
     ecology = Ecology.create(tmp_path / "e", small.backbone())
     options = {"max_drop": 0.0 if whole else 100.0, "epochs": 8, "lr": 0.02}
     config = add_config("covnorm", options, batch=20, dtype="float32")
