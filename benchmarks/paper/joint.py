@@ -67,7 +67,8 @@ def _run(
             start = time.perf_counter()
             if key["tuned"]:
                 parts = bench.parts(d)
-                tuning = {"epochs": TUNING, "lr": key["lr"], "norms": "frozen", "seed": seed}
+                tuning = {"epochs": TUNING, "lr": key["lr"], "seed": seed}
+                tuning |= {"norm_statistics": "frozen"}
                 cn.fit(net, cells[d], parts["train"], parts["val"], progress=False, **tuning)
             accuracy = cn.evaluate(net, cells[d], bench.parts(d)["test"]).accuracy
             if not bench.lines.find(**key):

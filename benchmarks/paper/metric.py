@@ -97,7 +97,8 @@ def _run(bench: Bench, domain: str, seed: int, wanted: Iterable[dict[str, Any]])
         seen = trained["plain" if key["way"] == "loss-train" else "val"]
         cut_(seen, "cut", key["way"].removesuffix("-train"), key["share"])
         if key["tuned"]:
-            tuning = {"epochs": TUNING, "lr": key["lr"], "norms": "frozen", "seed": seed}
+            tuning = {"epochs": TUNING, "lr": key["lr"], "seed": seed}
+            tuning |= {"norm_statistics": "frozen"}
             cn.fit(net, "cut", parts["train"], parts["val"], progress=False, **tuning)
         if key["way"] not in CUTS:
             cn.absorb_(net, "cut")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch_covnorm as cn
+
 PIXELS = {"vgg16": 32, "efficientnet-lite0": 64, "resnet26": 32}
 BATCH, EPOCHS, TUNING = 32, 6, 3  # epochs of the A that others start from, and of tuning
 WHOLE = (
@@ -72,3 +74,11 @@ def rate(backbone: str, kind: str) -> float:
 def rates(backbone: str, kind: str) -> tuple[float, ...]:
     """Return the rates to try."""
     return GRIDS[backbone].get(kind, USUAL)
+
+
+def published(method: str) -> dict[str, Any]:
+    """Return the settings of `cn.adapt` as in the literature: nothing is chosen from the data.
+
+    Every domain has a copy of all norms.
+    """
+    return {"training": "default", "norms": "own", **cn.METHODS[method].training}

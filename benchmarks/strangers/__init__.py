@@ -1,0 +1,1 @@
+"""The default command on data sets that nobody prepared, beside what people use instead."""
