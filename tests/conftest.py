@@ -1,4 +1,4 @@
-"""Shared set-up: repeatable seeds, and timm on machines whose torch is a CPU build."""
+"""Shared set-up: repeatable seeds, and marks by what a test needs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-
-def _declare_torchvision_operators() -> object | None:
-    """torchvision's wheel is a CUDA build: beside a CPU torch it fails to import because two
-    operators are missing. Declaring their schemas is enough; nothing here calls them."""
-    try:
-        import torchvision  # noqa: F401
-    except RuntimeError:
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return library
-    except ImportError:
-        pass
-    return None
-
 
 # What the tests of a folder need; `make test-fast` leaves them out, with those marked `slow`.
 NEEDS = {"serve": "server", "browser": "browser", "faults": "kill"}
@@ -37,12 +21,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(need)
 
 
-_LIBRARY = _declare_torchvision_operators()  # must outlive the tests
-
-
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def _empty_configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("config")
+
+
+@pytest.fixture(autouse=True)
+def _no_configuration_of_the_user(
+    _empty_configuration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests neither read nor change what the user has approved."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(_empty_configuration))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import sys
 import types
 from pathlib import Path
 
+import loggers
 import pytest
 from command import covnorm, npz, photos
 
@@ -22,9 +23,19 @@ SOURCE = ROOT / "src" / "torch_covnorm"
 
 # The flow: a file imports only from what stands before its own folder.
 FLOW = (
-    *("version", "errors", "records", "stats", "adapters", "network", "training", "compress"),
+    *(
+        "version",
+        "errors",
+        "threads",
+        "records",
+        "stats",
+        "adapters",
+        "network",
+        "training",
+        "compress",
+    ),
     *("methods", "backbones", "data", "ecology", "engines", "report", "serve", "cli"),
-    *("__init__", "__main__"),
+    *("api", "__init__", "__main__"),
 )
 
 
@@ -105,7 +116,7 @@ def test_control_a_circle_of_imports_is_seen(types_only, tmp_path):
 def test_the_page_for_contributors_names_every_module():
     table = re.findall(r"^\| (`.*?`) \|", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)
     named = {name for cell in table for name in re.findall(r"`(\w+)`", cell)}
-    assert set(FLOW) - {"version", "errors", "__init__", "__main__"} <= named
+    assert set(FLOW) - {"version", "errors", "api", "__init__", "__main__"} <= named
 
 
 def test_control_the_flow_test_sees_what_a_file_imports():
@@ -138,10 +149,18 @@ PAGES = [
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
     *(str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").rglob("*.md"))),
 ]
-GUIDES = ("size", "joint", "training", "baselines", "cost", "store", "decathlon")
+GUIDES = (
+    *("at-work", "size", "joint", "network", "training", "baselines", "cost", "store"),
+    "decathlon",
+)
 RUN = {
-    "python": ["README.md", "docs/tutorial.md", *(f"docs/howto/{name}.md" for name in GUIDES)],
-    "sh": ["README.md", "docs/tutorial.md", "docs/command.md"],
+    "python": [
+        "README.md",
+        "docs/images.md",
+        "docs/tutorial.md",
+        *(f"docs/howto/{name}.md" for name in GUIDES),
+    ],
+    "sh": ["README.md", "docs/tutorial.md", "docs/command.md", "docs/howto/at-work.md"],
 }
 
 
@@ -162,9 +181,12 @@ def test_every_block_of_the_page_runs(page, tmp_path, monkeypatch):
     found = blocks(page, "python")
     assert found
     monkeypatch.chdir(tmp_path)
+    missing = loggers.stand_in(monkeypatch)
     namespace: dict[str, object] = {}
     for block in found:
         exec(compile(block, page, "exec"), namespace)
+    used = {name for name in missing if any(name in block for block in found)}
+    assert {name for name, _ in loggers.LOGGED} == used, "what logs has logged"
 
 
 @pytest.fixture

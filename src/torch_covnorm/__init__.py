@@ -2,33 +2,18 @@
 
 The folders follow the method, and each imports only from those before it: stats → adapters →
 network → training → compress → methods → backbones, data → ecology → engines → report, serve, cli.
+
+Nothing is imported until a public name is used: the command sets up threads before it loads torch.
 """
 
-from .adapters import Site
-from .backbones import load_backbone
-from .compress.collect import collect
-from .compress.covnorm import PRESETS, absorb_, normalize_
-from .compress.geometric import svd_
-from .compress.gradients import GradientMoments, collect_gradients
-from .compress.joint import Joined, join_, join_svd_
-from .data.score import decathlon_score
-from .ecology import Ecology
-from .engines.export import Exported, export
-from .errors import CovNormError, CovNormWarning
-from .methods.adapt import adapt
-from .methods.lwf import forgetting
-from .methods.recipes import METHODS
-from .methods.result import Adapted
-from .network.accounting import Account, account
-from .network.basis import Basis
-from .network.domain import Domain
-from .network.network import MultiDomainNetwork
-from .stats.moments import Moments
-from .training.evaluation import Evaluation, evaluate
-from .training.fit import Fit, fit
-from .training.progress import Progress
-from .training.schedules import TRAININGS, Training
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .api import *
 
 __all__ = [
     "METHODS",
@@ -68,3 +53,16 @@ __all__ = [
     "normalize_",
     "svd_",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:  # a folder of the package among them: `from .. import records`
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import api
+
+    globals().update({public: getattr(api, public) for public in __all__})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -32,6 +32,12 @@ def check_choice(key: str, value: object, options: Iterable[str]) -> None:
         raise CovNormError(f"{key}={value!r}: {choices(value, names)}")
 
 
+def check_integer(name: str, value: object, least: int = 1) -> None:
+    """Raise an error unless the value is an integer, `least` or more."""
+    if not isinstance(value, int) or value < least:
+        raise CovNormError(f"{name}={value!r}: must be an integer, {least} or more")
+
+
 @contextlib.contextmanager
 def at_site(site: str) -> Iterator[None]:
     """Name the site in every `CovNormError` raised inside."""

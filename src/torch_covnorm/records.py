@@ -12,7 +12,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,16 @@ def checksum(record: dict[str, Any]) -> str:
     """Return SHA-256 of a record's content, independent of the order of its keys."""
     canonical = json.dumps(record, sort_keys=True, ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def disk_bytes(files: Iterable[Path]) -> int:
+    """Return the bytes of files; folders, and files that are removed meanwhile, count nothing."""
+    total = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            status = file.stat()
+            total += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return total
 
 
 @contextlib.contextmanager

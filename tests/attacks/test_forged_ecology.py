@@ -105,6 +105,72 @@ WHOLE_MANIFEST = {
 }
 
 
+def version(**changes):
+    """Forge the earlier version of a joint domain, from before it was joined."""
+    return lambda m: m["earlier"]["digits"][0].update(changes)
+
+
+def version_blob(part, value):
+    return lambda m: m["earlier"]["digits"][0]["entry"]["blobs"].update({part: value})
+
+
+def shared_version(**changes):
+    """Forge a version that shares a basis."""
+
+    def change(manifest):
+        made = {"entry": dict(manifest["domains"]["digits"]), "basis": manifest["bases"]["joint"]}
+        manifest["earlier"]["digits"] = [{**made, **changes}]
+
+    return change
+
+
+def shared_entry(**changes):
+    def change(manifest):
+        shared_version()(manifest)
+        manifest["earlier"]["digits"][0]["entry"].update(changes)
+
+    return change
+
+
+WHOLE_MANIFEST |= {
+    **{f"keep is {v!r}": lambda m, v=v: m.update(keep=v) for v in (-1, "3", 1.5, True, None, [])},
+    "versions are a list": lambda m: m.update(earlier=[]),
+    "versions are nothing": lambda m: m.update(earlier=None),
+    "no version": lambda m: m["earlier"].update(digits=[]),
+    "versions of a domain are no list": lambda m: m["earlier"].update(digits={"0": 1}),
+    "a version that is a number": lambda m: m["earlier"].update(digits=[7]),
+    "a version without an entry": without("earlier", "digits", 0, "entry"),
+    "a version without a basis": without("earlier", "digits", 0, "basis"),
+    "a version with an unknown key": version(password="x"),
+    "a version whose entry is a list": version(entry=[]),
+    "a version whose entry lacks its method": without("earlier", "digits", 0, "entry", "method"),
+    "a version whose entry lacks tensors": without(
+        "earlier", "digits", 0, "entry", "blobs", "tensors"
+    ),
+    "a version of a name that is none": lambda m: m["earlier"].update(
+        {"../../x": m["earlier"].pop("digits")}
+    ),
+    **{f"a version's record is a path: {k}": version_blob("record", v) for k, v in PATHS.items()},
+    "a version's tensors are a path": version_blob("tensors", PATHS["absolute"]),
+    "a version's moments are a path": version_blob("moments", PATHS["up"]),
+    "a version with a basis that it does not share": lambda m: m["earlier"]["digits"][0].update(
+        basis=m["bases"]["joint"]
+    ),
+    "a version that shares a basis without its blobs": shared_version(basis=None),
+    "a version whose basis lacks tensors": shared_version(basis={"record": f"{'a' * 64}.json"}),
+    "a version whose basis is a path": shared_version(
+        basis={"record": PATHS["up"], "tensors": PATHS["absolute"]}
+    ),
+    "a version whose basis has a name that is none": shared_entry(basis="../x"),
+}
+
+
+def test_control_a_version_with_its_basis_is_read(house):
+    small.forge(house.folder, shared_version())
+    assert len(Ecology(house.folder).versions["digits"]) == 1
+    assert verify(house.folder) == []
+
+
 def assert_clean(house, call):
     """Check that a call works or raises a CovNormError, and opens no file outside the ecology."""
     with small.opened() as seen:

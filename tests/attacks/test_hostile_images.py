@@ -84,9 +84,10 @@ def test_every_format_and_mode_gives_the_picture(fmt, mode, tmp_path):
     assert image.mode == mode
     data = saved(image, fmt)
     (tmp_path / "a.xyz").write_bytes(data)  # the content decides, whatever the name
-    read = read_image(tmp_path / "a.xyz")
+    read = read_image(tmp_path / "a.xyz", background=None)
     assert np.abs(hwc(read).astype(int) - shown).max() <= (3 if fmt == "JPEG" else 0)
-    assert torch.equal(read, read_image(data, name="from memory"))
+    assert torch.equal(read, read_image(data, background=None, name="from memory"))
+    assert torch.equal(read, read_image(data)) == (mode not in ("LA", "RGBA"))
 
 
 def png(depth, colour, rows):
@@ -115,13 +116,25 @@ def test_sixteen_bits_give_their_upper_eight():
     grey = (deep[..., :1] >> 8).repeat(3, axis=2)
     assert np.array_equal(hwc(read_image(png(16, 0, deep[..., 0]))), grey)
     assert np.array_equal(hwc(read_image(png(16, 2, deep[..., :3]))), deep[..., :3] >> 8)
-    assert np.array_equal(hwc(read_image(png(16, 4, deep[..., :2]))), grey)
-    assert np.array_equal(hwc(read_image(png(16, 6, deep))), deep[..., :3] >> 8)
+    plain = read_image(png(16, 4, deep[..., :2]), background=None)
+    assert np.array_equal(hwc(plain), grey)
+    plain = read_image(png(16, 6, deep), background=None)
+    assert np.array_equal(hwc(plain), deep[..., :3] >> 8)
     pgm = b"P5 10 9 65535\n" + deep[..., 0].astype(">u2").tobytes()
     assert np.array_equal(hwc(read_image(pgm)), grey)
     assert np.array_equal(hwc(read_image(tiff(16, 1, 10, 9, deep[..., 0].tobytes()))), grey)
     white_is_zero = read_image(tiff(16, 0, 10, 9, deep[..., 0].tobytes()))
     assert np.array_equal(hwc(white_is_zero), 255 - grey)
+
+
+def test_sixteen_bits_with_alpha_are_composited():
+    deep = np.random.default_rng(0).integers(0, 2**16, (9, 10, 4), dtype=np.uint16)
+    upper = (deep >> 8).astype(np.float64)
+    for colour, channels in ((4, [0, 0, 0, 1]), (6, [0, 1, 2, 3])):
+        a = upper[..., channels[3:]] / 255
+        expected = np.rint(a * upper[..., channels[:3]] + (1 - a) * 255)
+        rows = deep[..., : max(channels) + 1]
+        assert np.array_equal(hwc(read_image(png(16, colour, rows))), expected)
 
 
 def test_twelve_bits_give_their_upper_eight():

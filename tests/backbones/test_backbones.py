@@ -70,7 +70,7 @@ def test_a_file_of_weights_is_recognised(make, ending, tmp_path):
         assert torch.equal(loaded(x), net(x))
 
 
-def test_the_decathlons_published_names_load():
+def test_the_decathlons_published_names_load(tmp_path):
     """The residual-adapter authors' names: conv_task modules with lists of norms and heads."""
     net = ResNet26(5).eval()
     published = {}
@@ -89,13 +89,16 @@ def test_the_decathlons_published_names_load():
             place["bn2"] = "conv2.1.bns.0"
             key = ".".join([*parts[:2], place[parts[2]], *parts[3:]])
         published[key] = value
-    loaded = ResNet26.from_state_dict(published).eval()
+    file = tmp_path / "published.pth"
+    torch.save(published, file)
+    loaded = cn.load_backbone(file)
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(loaded(x), net(x))
     published["layer1.0.conv1.parallel_conv.0.conv.weight"] = torch.zeros(64, 32, 1, 1)
+    torch.save(published, file)
     with pytest.raises(cn.CovNormError, match="trained with adapters inside"):
-        ResNet26.from_state_dict(published)
+        cn.load_backbone(file)
 
 
 def test_resnet26_is_the_decathlons():
@@ -140,7 +143,7 @@ def test_random_weights_give_a_warning():
         (
             "other.pth",
             {"a.weight": torch.zeros(2)},
-            "not the weights of efficientnet-lite0 or vgg16 or resnet26",
+            "not the weights of efficientnet-lite0 or mobilenet-v2 or vgg16 or resnet26",
         ),
         ("list.pth", [1, 2], "no state dict"),
     ],

@@ -18,7 +18,10 @@ import torch_covnorm as cn
 from torch_covnorm.cli.app import app
 from torch_covnorm.cli.options import domain_names
 
-COMMANDS = ("init add join list show predict eval remove verify export report bench demo").split()  # noqa: SIM905
+COMMANDS = [
+    *("init", "add", "join", "import", "list", "show", "history", "rollback", "predict", "eval"),
+    *("remove", "gc", "verify", "export", "report", "bench", "demo"),
+]
 
 
 @pytest.fixture
@@ -143,6 +146,7 @@ def test_join_shares_a_basis_and_later_commands_know_it(house):
     rows = covnorm("list", "--json").json
     assert {row["basis"] for row in rows} == {"joint"}
     assert {row["method"] for row in rows} == {"covnorm-joint"}
+    assert {row["versions"] for row in rows} == {1}
     assert covnorm("verify").code == 0
     assert covnorm("eval", "digits", "--json").json["accuracy"] == pytest.approx(
         rows[1]["accuracy"]
@@ -162,7 +166,7 @@ def test_a_single_domain_cannot_join(house):
 def test_remove_deletes_one_domain_and_leaves_the_other(house):
     before = {f.name: f.read_bytes() for f in (house / "house" / "blobs").iterdir()}
     kept = set(cn.Ecology(house / "house").entry("digits").blobs.values())
-    assert covnorm("remove", "clipart").code == 0
+    assert covnorm("remove", "clipart", "--purge").code == 0
     after = {f.name: f.read_bytes() for f in (house / "house" / "blobs").iterdir()}
     assert after == {name: before[name] for name in kept}
     fails("show", "clipart", says="unknown domain 'clipart'")

@@ -18,13 +18,16 @@ from torch_covnorm.methods import smallest
 FEW = ("--epochs", 0, *QUICK[2:], "--replace", "--fresh")
 
 
+HELD_OUT = ("--set", "keep=best")
+
+
 @pytest.fixture(scope="module")
 def house(tmp_path_factory):
-    """An ecology with a domain that was added without options."""
+    """An ecology with a domain whose few validation images stay held out."""
     place = tmp_path_factory.mktemp("smallest")
     npz(place / "digits.npz", 60, 10)
     assert covnorm("init", place / "house").code == 0
-    ran = covnorm("add", "digits", place / "digits.npz", *QUICK, *at(place), "--json")
+    ran = covnorm("add", "digits", place / "digits.npz", *QUICK, *at(place), *HELD_OUT, "--json")
     assert ran.code == 0, ran.err
     return place, ran.json
 
@@ -71,8 +74,10 @@ def test_the_stored_domain_validates_within_half_a_point_of_its_trained_a(house)
         net = ecology.network()
         domain = ecology.load(net, "digits", trained=trained)
         val = Batches(part.x, part.y, domain.preprocessing, 64)
-        accuracy[trained] = cn.evaluate(net, "digits", val).accuracy
-    assert accuracy[False] >= accuracy[True] - 0.5
+        found = cn.evaluate(net, "digits", val)
+        accuracy[trained] = found.accuracy
+    # Tuning may cost one standard error of the accuracy; below that it is declined.
+    assert accuracy[False] >= accuracy[True] - 0.5 - found.standard_error
     results = ecology.details("digits")["results"]
     assert results["storage"][result["dtype"]] == {
         "bytes": result["bytes"],

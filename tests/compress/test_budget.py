@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -68,9 +69,7 @@ def test_bisection_finds_the_smallest_that_is_good(first_good):
 
 
 def trained():
-    net = cn.MultiDomainNetwork(small_digits.backbone())
-    data = small_digits.batches(200, 20)
-    cn.adapt(net, "ra", data, data[:3], method="ra", epochs=6, lr=0.02, classes=10)
+    net, data = small_digits.trained()
     return net, data, cn.collect(net, "ra", data)
 
 
@@ -124,15 +123,19 @@ def test_max_drop_needs_validation_and_leaves_the_domain_alone_when_it_fails():
     assert list(net.domains) == ["ra"]
 
 
-def test_test_data_are_measured_at_every_stage_and_decide_nothing():
+@pytest.mark.parametrize("training", [{}, {"training": "default"}], ids=["auto", "fixed"])
+def test_test_data_are_measured_at_every_stage_and_decide_nothing(training):
     data, test = small_digits.batches(60, 20), small_digits.batches(40, 20, start=300)
     files = []
     for given in (None, test):
         net = cn.MultiDomainNetwork(small_digits.backbone())
-        found = cn.adapt(net, "d", data, data[:1], variance=0.9, epochs=2, classes=10, test=given)
+        found = cn.adapt(
+            net, "d", data, data[:1], variance=0.9, epochs=2, classes=10, test=given, **training
+        )
         files.append(small_digits.state(net, "d"))
         if given:
-            assert set(found.tested) == {"train", "normalize", "tune", "final"}
+            stages = {"train", "normalize", "tune", "final"}
+            assert set(found.tested) == (stages if training else {"linear", *stages})
             assert found.tested["final"] == cn.evaluate(net, "d", test).accuracy
             assert set(found.moments) == set(net.sites)
         else:
@@ -142,21 +145,46 @@ def test_test_data_are_measured_at_every_stage_and_decide_nothing():
 
 def test_frozen_norms_keep_the_backbones_statistics_and_train_scale_and_shift():
     data = small_digits.batches(60, 20)
-    for norms in ("frozen", "batch"):
+    for statistics in ("frozen", "calibrated", "batch"):
         net = cn.MultiDomainNetwork(small_digits.backbone())
-        cn.adapt(net, "d", data, method="ra", epochs=2, classes=10, norms=norms)
+        given = {"epochs": 2, "norms": "own", "norm_statistics": statistics}
+        cn.adapt(net, "d", data, method="ra", training="default", classes=10, **given)
+        assert list(net.domain("d").norms)
         for name, norm in net.domain("d").norms.items():
             own = net.backbone.get_submodule(name)
-            assert torch.equal(norm.running_mean, own.running_mean) == (norms == "frozen")
+            assert torch.equal(norm.running_mean, own.running_mean) == (statistics != "batch")
             assert not torch.equal(norm.weight, own.weight)
     with pytest.raises(cn.CovNormError, match="did you mean 'frozen'"):
-        cn.Training(norms="frosen")
+        cn.Training(norm_statistics="frosen")
 
 
-def test_a_domain_trained_with_frozen_norms_counts_as_trained():
+def test_what_was_norms_is_norm_statistics_with_a_warning():
+    data, states = small_digits.batches(60, 20), []
+    for given in ({"norms": "frozen"}, {"norms": "own", "norm_statistics": "frozen"}):
+        net = cn.MultiDomainNetwork(small_digits.backbone())
+        settings = {"method": "ra", "training": "default", "epochs": 1, "classes": 10}
+        old = given["norms"] == "frozen"
+        warned = pytest.warns(DeprecationWarning, match="norm_statistics='frozen'")
+        with warned if old else contextlib.nullcontext():
+            cn.adapt(net, "d", data, **settings, **given)
+        states.append(small_digits.state(net, "d"))
+    assert small_digits.same(*states)
+    net = small_digits.network()
+    with pytest.warns(DeprecationWarning, match="norm_statistics='frozen'"):
+        cn.fit(net, "digits", data, epochs=1, norms="frozen")
+    for name, norm in net.domain("digits").norms.items():
+        own = net.backbone.get_submodule(name)
+        assert torch.equal(norm.running_mean, own.running_mean)
+    with pytest.raises(cn.CovNormError, match="did you mean 'shared'"):
+        cn.adapt(net, "e", data, classes=10, norms="share")
+
+
+@pytest.mark.parametrize("norms", ["shared", "sites", "own"])
+def test_a_domain_trained_with_frozen_norms_counts_as_trained(norms):
     data = small_digits.batches(60, 20)
     net = cn.MultiDomainNetwork(small_digits.backbone())
-    cn.adapt(net, "d", data, method="parallel", epochs=1, classes=10, norms="frozen")
+    given = {"epochs": 1, "norms": norms, "norm_statistics": "frozen"}
+    cn.adapt(net, "d", data, method="parallel", training="default", classes=10, **given)
     before = {s: A.matrix().clone() for s, A in net.domain("d").maps.items()}
     cn.adapt(net, "d", data, variance=1.0, epochs=0)
     for site, A in net.domain("d").maps.items():

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageColor, ImageOps
 
 from torch_covnorm import CovNormError
 from torch_covnorm.data import Items, decode, fit_image, load_image, prepare, read_source
@@ -54,6 +54,25 @@ def test_crop_is_the_middle_square(h, w):
         assert np.abs(hwc(fit_image(image, 64)) - pillow).max() > 20  # control
 
 
+@pytest.mark.parametrize("background", ["white", "black", "#0a7fc3"])
+@pytest.mark.parametrize(("h", "w"), [(100, 60), (61, 90), (33, 64), (20, 20), (8, 300), (10, 9)])
+def test_letterbox_keeps_the_shape_and_pads_as_pillow_does(h, w, background):
+    image = noise(1, h, w)[0]
+    pad = ImageOps.pad(Image.fromarray(hwc(image)), (64, 64), Image.Resampling.BILINEAR, background)
+    fitted = fit_image(image, 64, "letterbox", background)
+    assert fitted.dtype == torch.uint8
+    assert np.abs(hwc(fitted).astype(int) - np.asarray(pad)).max() <= 1
+    color = torch.tensor(ImageColor.getrgb(background), dtype=torch.uint8)
+    assert torch.equal(fitted[:, 0, 0], color) == (h != w)
+
+
+def test_letterbox_of_a_strip_keeps_one_line_of_it():
+    strip = torch.full((3, 1000, 2), 7, dtype=torch.uint8)
+    fitted = fit_image(strip, 32, "letterbox", None)
+    assert (fitted == 7).sum() == 3 * 32
+    assert (fitted == 255).sum() == 3 * 31 * 32
+
+
 def test_a_strip_of_a_million_pixels_is_cropped_in_little_memory():
     strip = torch.zeros(3, 8, 1_000_000, dtype=torch.uint8)
     strip[:, :, 499_996:500_004] = 200
@@ -63,7 +82,14 @@ def test_a_strip_of_a_million_pixels_is_cropped_in_little_memory():
 def test_bad_settings_are_refused(source):
     with pytest.raises(CovNormError, match=r"'crob': did you mean 'crop'"):
         fit_image(noise(1, 9, 9)[0], 8, "crob")
-    for bad in ({"fit": "crob"}, {"size": 7}, {"size": 8.5}, {"workers": 0}, {"limit": 1.1}):
+    for bad in (
+        {"fit": "crob"},
+        {"background": "re"},
+        {"size": 7},
+        {"size": 8.5},
+        {"workers": 0},
+        {"limit": 1.1},
+    ):
         with pytest.raises(CovNormError, match=next(iter(bad))):
             decode(source, **{"size": 32, **bad})
 
@@ -90,7 +116,7 @@ def same(a, b):
     )
 
 
-@pytest.mark.parametrize("fit", ["squash", "crop"])
+@pytest.mark.parametrize("fit", ["squash", "crop", "letterbox"])
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_training_and_predicting_see_the_same_pixels(fit, kept, workers, source, tmp_path):
@@ -118,6 +144,29 @@ def test_training_and_predicting_see_the_same_pixels(fit, kept, workers, source,
         "test": dict.fromkeys("abc", 2),
     }
     assert (data.unreadable, data.duplicates, data.notes) == ((), (), ())
+
+
+def test_the_background_is_in_every_split_and_in_the_record(tmp_path):
+    rgba = np.random.default_rng(0).integers(0, 256, (12, 20, 30, 4), np.uint8)
+    for i, pixels in enumerate(rgba):
+        file = tmp_path / "data" / "ab"[i % 2] / f"{i}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(file)
+    source = read_source(tmp_path / "data")
+    made = [decode(source, 16, "letterbox", b) for b in ("white", "black", None)]
+    assert len({data.digest for data in made}) == 3
+    assert [data.background for data in made] == ["#ffffff", "#000000", None]
+    for data in made:
+        assert data.preprocessing == {
+            "size": 16,
+            "fit": "letterbox",
+            "background": data.background,
+            "resize": "bilinear, antialias",
+        }
+        for x, _, files in data.splits.values():
+            for image, file in zip(x, files, strict=True):
+                alone = load_image(source.folder / file, 16, "letterbox", data.background)
+                assert torch.equal(image, alone)
 
 
 def test_rows_of_an_npz_are_decoded_like_files(source, tmp_path):
@@ -248,10 +297,15 @@ def test_the_cache_depends_on_everything_that_the_pixels_come_from(source, tmp_p
     decode(source, 32, "crop", cache=cache)
     decode(source, 40, cache=cache)
     assert len(names(cache)) == 9
+    decode(source, 40, background="#FFFFFF", cache=cache)  # white in another spelling
+    assert len(names(cache)) == 9
+    for background in ("black", None):
+        decode(source, 40, background=background, cache=cache)
+    assert len(names(cache)) == 15
     file = source.folder / source.splits["test"].names[0]
     os.utime(file, ns=(0, 12345))  # another time, in only one split
     decode(source, 32, cache=cache)
-    assert len(names(cache)) == 10
+    assert len(names(cache)) == 16
     copy = tmp_path / "other"  # unpacked archives may agree in every name, size and time
     subprocess.run(["cp", "-a", source.folder, copy], check=True)
     (copy / source.splits["test"].names[0]).write_bytes((copy / "a" / "0.png").read_bytes())

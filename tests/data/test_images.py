@@ -76,14 +76,90 @@ def test_a_palette_is_looked_up_with_or_without_transparency(transparency, tmp_p
     image.putdata([2, 0, 1])
     options = {} if transparency is None else {"transparency": transparency}
     image.save(tmp_path / "a.png", **options)
-    read = read_image(tmp_path / "a.png")
+    read = read_image(tmp_path / "a.png", background=None)
     assert read[:, 0].T.tolist() == [[200, 210, 220], [9, 8, 7], [60, 50, 40]]
 
 
-def test_alpha_is_dropped(tmp_path):
-    pixels = noise(4, 4, channels=4)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    assert torch.equal(read_image(tmp_path / "a.png"), chw(pixels[..., :3].copy()))
+def over(color, alpha, background):
+    """Porter and Duff's "over" on an opaque background, in float64: (h, w, 3), (h, w) → uint8."""
+    a = alpha[..., None] / 255.0
+    return np.rint(a * color + (1 - a) * np.array(background, np.float64)).astype(np.uint8)
+
+
+BACKGROUNDS = {
+    "white": (255, 255, 255),
+    "gray": (128, 128, 128),
+    "black": (0, 0, 0),
+    "#0A7fC3": (10, 127, 195),
+}
+
+
+@pytest.mark.parametrize("background", BACKGROUNDS)
+def test_alpha_is_composited_for_every_color_and_alpha(background, tmp_path):
+    alpha, level = np.meshgrid(*[np.arange(256, dtype=np.uint8)] * 2)
+    color = np.dstack([level, 255 - level, level // 2])
+    Image.fromarray(np.dstack([color, alpha])).save(tmp_path / "a.png")
+    expected = chw(over(color, alpha, BACKGROUNDS[background]))
+    assert torch.equal(read_image(tmp_path / "a.png", background=background), expected)
+    assert torch.equal(read_image(tmp_path / "a.png"), chw(over(color, alpha, (255,) * 3)))
+    dropped = read_image(tmp_path / "a.png", background=None)
+    assert torch.equal(dropped, chw(color))
+    assert torch.equal(dropped, read_image(tmp_path / "a.png", background="none"))
+
+
+@pytest.mark.parametrize("ending", ["png", "tiff", "webp"])
+def test_gray_with_alpha_is_composited(ending, tmp_path):
+    grey, alpha = noise(9, 8, channels=1), noise(9, 8, seed=1, channels=1)
+    image = Image.fromarray(np.dstack([grey, alpha]))
+    assert image.mode == "LA"
+    options = {"lossless": True, "exact": True} if ending == "webp" else {}
+    image.save(tmp_path / f"a.{ending}", **options)
+    expected = over(np.dstack([grey] * 3), alpha, BACKGROUNDS["#0A7fC3"])
+    assert torch.equal(read_image(tmp_path / f"a.{ending}", background="#0a7fc3"), chw(expected))
+
+
+@pytest.mark.parametrize(
+    ("transparency", "alpha"), [(0, (0, 255, 255)), (b"\0\x80", (0, 128, 255))]
+)
+def test_a_palette_with_transparency_is_composited(transparency, alpha, tmp_path):
+    colors = np.array([[9, 8, 7], [60, 50, 40], [200, 210, 220]], np.uint8)
+    image = Image.new("P", (3, 1))
+    image.putpalette(colors.flatten().tolist())
+    image.putdata([2, 0, 1])
+    image.save(tmp_path / "a.png", transparency=transparency)
+    expected = over(colors, np.array(alpha), BACKGROUNDS["gray"])[[2, 0, 1]]
+    read = read_image(tmp_path / "a.png", background="gray")
+    assert read[:, 0].T.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "RGB", "I;16"])
+def test_the_one_transparent_color_of_a_png_becomes_the_background(mode, tmp_path):
+    grey = np.array([[0, 255, 77]], np.uint8)
+    pixels = {"1": grey > 0, "L": grey, "RGB": np.dstack([grey] * 3)}
+    image = Image.fromarray(pixels.get(mode, grey.astype(np.uint16) * 256 + 5))
+    assert image.mode == mode
+    key = {"1": 255, "L": 255, "RGB": (255, 255, 255), "I;16": 255 * 256 + 5}[mode]
+    image.save(tmp_path / "a.png", transparency=key)
+    read = read_image(tmp_path / "a.png", background="#010203")[:, 0].T.tolist()
+    third = [1, 2, 3] if mode == "1" else [77] * 3
+    assert read == [[0] * 3, [1, 2, 3], third]
+    assert read_image(tmp_path / "a.png", background=None)[0, 0, 1] == 255
+
+
+def test_a_gif_with_transparency_is_composited(tmp_path):
+    image = Image.new("P", (2, 1))
+    image.putpalette([200, 10, 20, 30, 40, 50])
+    image.putdata([0, 1])
+    image.save(tmp_path / "a.gif", transparency=1)
+    read = read_image(tmp_path / "a.gif", background="white")
+    assert read[:, 0].T.tolist() == [[200, 10, 20], [255] * 3]
+
+
+@pytest.mark.parametrize("wrong", ["whit", "#fff", "#gggggg", "red", "", 255, (1, 2, 3), ["white"]])
+def test_a_background_that_is_not_a_color_is_named(wrong, tmp_path):
+    Image.fromarray(noise(4, 4)).save(tmp_path / "a.png")
+    with pytest.raises(CovNormError, match=r"background=.*must be white, gray, black, #rrggbb"):
+        read_image(tmp_path / "a.png", background=wrong)
 
 
 def test_files_that_are_not_images_are_named(tmp_path):

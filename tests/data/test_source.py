@@ -325,6 +325,78 @@ def test_bad_rows_are_named_by_line(text, message, tmp_path):
         read_source(table(tmp_path, text))
 
 
+MULTI_LABEL = {
+    "pipes": (
+        "path,label\na.jpg,cat\nb.jpg,dog\nc.jpg,cat|dog\n",
+        r"line 4, column 'label': 'cat\|dog' names several labels",
+    ),
+    "semicolons": (
+        "file,target\na.jpg,cat; dog\nb.jpg,dog;bird\n",
+        "line 2, column 'target': 'cat; dog' names several",
+    ),
+    "two labels in every row, no header": (
+        "a.jpg,cat;dog\nb.jpg,dog;bird\nc.jpg,cat;bird\n",
+        "line 1, column '2': 'cat;dog' names several labels",
+    ),
+    "an ending separator": ("a.jpg,cat|dog|\nb.jpg,cat|\n", "line 1, .*names several labels"),
+    "quoted among semicolons": (
+        'path;label\na.jpg;"cat;dog"\nb.jpg;dog\n',
+        "line 2, .*'cat;dog' names several",
+    ),
+    "columns of 0 and 1": (
+        "image,cat,dog,bird\na.jpg,0,1,1\nb.jpg,1,0,0\n",
+        "line 1: columns 'cat', 'dog', 'bird' have only 0 and 1",
+    ),
+    "columns with unknown names": (
+        "image_id,healthy,rust,scab,mold\na.jpg,0,1.0,true,0\nb.jpg,1,0.0,False,0\n",
+        "columns 'healthy', 'rust', 'scab' and 1 more have only 0 and 1",
+    ),
+    "columns and splits": (
+        "image,cat,dog,split\na.jpg,0,1,train\nb.jpg,1,0,val\n",
+        "columns 'cat', 'dog' have only 0 and 1",
+    ),
+    "columns without a header": ("a.jpg,0,1,1\nb.jpg,1,0,0\n", "line 1: columns 2, 3, 4 have only"),
+    "one line per label": (
+        "path,label\na.jpg,cat\nb.jpg,dog\na.jpg,dog\n",
+        "line 4 has label 'dog' for the image of line 2, 'cat'",
+    ),
+    "one line per label, in two splits": (
+        "path,label,split\na.jpg,cat,train\nb.jpg,dog,train\na.jpg,dog,val\n",
+        "line 4 has label 'dog' for the image of line 2, 'cat'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), MULTI_LABEL.values(), ids=MULTI_LABEL)
+def test_a_multi_label_table_is_refused_by_name(text, message, tmp_path):
+    remedy = r"Give every image one label: multi-label tasks are not supported yet\."
+    with pytest.raises(CovNormError, match=rf"list\.csv: .*{message}.*{remedy}"):
+        read_source(table(tmp_path, text))
+
+
+ONE_LABEL = {
+    "commas in quotes": ('path,label\na.jpg,"cat, small"\nb.jpg,"cat"\nc.jpg,small\n', None),
+    "numbers": ("path,label\na.jpg,0\nb.jpg,1\n", None),
+    "numbers without a header": ("a.jpg,0\nb.jpg,1\n", None),
+    "a label and other columns of 0 and 1": (
+        "path,label,flash,zoom\na.jpg,x,0,1\nb.jpg,y,1,1\n",
+        None,
+    ),
+    "a smiley": ("path,label\na.jpg,;-)\nb.jpg,-)\nc.jpg,|x\n", None),
+    "a name with a separator": (
+        "path,label\na.jpg,salt|pepper\nb.jpg,sugar\n",
+        r"labels with | or ; are read as one class each, for example 'salt|pepper' (line 2)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "note"), ONE_LABEL.values(), ids=ONE_LABEL)
+def test_a_table_with_one_label_per_image_is_not_refused(text, note, tmp_path):
+    source = read_source(table(tmp_path, text))
+    assert len(source.classes) == text.count(".jpg")
+    assert source.notes == (() if note is None else (note,))
+
+
 # ── .npz ────────────────────────────────────────────────────────────────────────────────────────
 
 NOISE = np.random.default_rng(0).integers(0, 256, (12, 9, 10, 3), dtype=np.uint8)

@@ -42,7 +42,7 @@ def test_an_add_checks_its_settings_once_and_decomposes_each_site_once(ecology, 
 
     monkeypatch.setattr(settings, "_check_options", counted_check)
     monkeypatch.setattr(covnorm, "decompose", counted_decompose)
-    config = add_config("covnorm", {"epochs": 1, **rule}, batch=20)
+    config = add_config("covnorm", {"epochs": 1, **small.FIXED, **rule}, batch=20)
     assert config.run.options["metric"] == "loss"
     details = add(ecology, "digits", small.decoded(), config, backbone=small.backbone())
     assert calls["check"] == 1
@@ -57,9 +57,29 @@ def test_the_library_does_by_default_what_the_command_does():
     assert (options["max_drop"], options["metric"], options["dtype"]) == (0.5, "loss", "smallest")
     options = add_config(validation=False).run.options
     assert (options["variance"], options["max_drop"], options["dtype"]) == (0.99, None, "float16")
-    assert add_config("bn").run.training.norms == "batch"
-    assert add_config("ra").run.training.norms == "frozen"
+    assert add_config("bn").run.training.norm_statistics == "batch"
+    assert add_config("ra").run.training.norm_statistics == "calibrated"
+    assert [add_config(m).run.norms for m in ("covnorm", "ra", "bn")] == ["shared", "shared", "own"]
+    assert add_config("covnorm", {"preset": "paper"}).run.norms == "own"
+    assert add_config().run.training == cn.Training("auto")
     assert add_config("ra").dtype == "float16"
+
+
+def test_by_default_a_domain_is_as_good_as_its_linear_head_and_says_what_was_chosen(ecology):
+    config = add_config("ra", batch=20)
+    results = add(ecology, "digits", small.decoded(), config, backbone=small.backbone())["results"]
+    chosen = results["choices"]
+    assert {"epochs", "class weights", "head", "augment", "lr"} <= set(chosen)
+    assert chosen["epochs"] == 30
+    assert ecology.details("digits")["results"]["choices"] == chosen
+    net = ecology.network(small.backbone())
+    domain = ecology.load(net, "digits")
+    assert not list(domain.norms)
+    assert ecology.record("digits")["norms"] == "shared"
+    assert results["validation"] is None, "the few validation images are training images now"
+    assert "used for training" in chosen["validation images"]
+    small.added(ecology, "fixed", "ra")  # a control: with everything given, nothing is chosen
+    assert ecology.details("fixed")["results"]["choices"] == {}
 
 
 # ── add ───────────────────────────────────────────────────────────────────────────────────────
@@ -83,7 +103,7 @@ def test_an_added_domain_is_there_whole_and_its_workplace_gone(ecology, method):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_accuracy_in_the_details_is_that_of_the_loaded_domain(ecology, dtype):
-    details = small.added(ecology, "digits", dtype=dtype, epochs=4)
+    details = small.added(ecology, "digits", dtype=dtype, epochs=8, lr=0.02)
     net = ecology.network(small.backbone())
     ecology.load(net, "digits")
     held = small.decoded().splits["test"]
@@ -100,10 +120,13 @@ def test_float16_is_measured_as_it_is_stored(ecology, tmp_path):
     """Control: what is measured is rounded; the two precisions do not give the same numbers."""
     other = Ecology.create(tmp_path / "other", small.backbone())
     whole, half = (
-        small.added(e, "digits", dtype=d) for e, d in ((other, "float32"), (ecology, "float16"))
+        small.added(e, "digits", dtype=d, epochs=8, lr=0.02, norms="own")
+        for e, d in ((other, "float32"), (ecology, "float16"))
     )
-    sure = [[e["probability"] for e in d["results"]["examples"]] for d in (whole, half)]
-    assert sure[0] != sure[1]
+    assert (whole["results"]["dtype"], half["results"]["dtype"]) == ("float32", "float16")
+    net = other.network(small.backbone())
+    state = other.load(net, "digits").state_dict().values()
+    assert any(not torch.equal(t, t.half().float()) for t in state if t.is_floating_point())
     net = ecology.network(small.backbone())
     state = ecology.load(net, "digits").state_dict().values()
     floats = [t for t in state if t.is_floating_point()]
@@ -158,6 +181,15 @@ def test_what_cannot_be_added_is_refused_and_the_store_stays(ecology, name, sett
     with pytest.raises(cn.CovNormError, match=words):
         add(ecology, name, small.decoded(), add_config(**settings), backbone=small.backbone())
     assert small.files(ecology.folder) == before
+
+
+def test_what_is_measured_is_rounded(ecology, tmp_path):
+    """The probabilities of the examples have four digits, which int8 changes."""
+    other, sure = Ecology.create(tmp_path / "other", small.backbone()), []
+    for place, dtype in ((other, "float32"), (ecology, "int8")):
+        results = small.added(place, "digits", dtype=dtype, epochs=8, lr=0.02)["results"]
+        sure.append([example["probability"] for example in results["examples"]])
+    assert sure[0] != sure[1]
 
 
 def test_another_backbone_is_refused(ecology):
@@ -284,7 +316,7 @@ def test_a_preset_decides_how_a_is_trained(tmp_path, monkeypatch):
     ecology = Ecology.create(tmp_path / "e", small.backbone())
     config = add_config("covnorm", {"preset": "paper", "epochs": 2}, batch=20)
     adding.add(ecology, "digits", small.decoded(), config, backbone=small.backbone())
-    assert seen[0][0] == "trained"
+    assert [name for name, _ in seen] == ["digits"]
     assert (seen[0][1].optimizer, seen[0][1].epochs) == ("adam", 2)
 
 
@@ -299,9 +331,9 @@ def test_the_history_counts_as_the_list_does_and_forgetting_is_kept(tmp_path, me
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_uncompressed_adapter_is_reported(tmp_path, whole, monkeypatch):
     if whole:  # no smaller budget is offered, so the full A is all that holds
-        monkeypatch.setattr("torch_covnorm.methods.smallest.budgets", lambda _: [])
+        monkeypatch.setattr("torch_covnorm.methods.smallest.budgets", lambda *_: [])
     ecology = Ecology.create(tmp_path / "e", small.backbone())
-    options = {"max_drop": 0.0 if whole else 100.0, "epochs": 8, "lr": 0.02}
+    options = {**small.FIXED, "max_drop": 0.0 if whole else 100.0, "epochs": 8, "lr": 0.02}
     config = add_config("covnorm", options, batch=20, dtype="float32")
     adding.add(ecology, "digits", small.decoded(), config, backbone=small.backbone())
     details = ecology.details("digits")["results"]

@@ -11,10 +11,12 @@ import shutil
 from pathlib import Path
 
 import domain_files
+import numpy as np
 import pytest
 import safetensors.torch
 import small_ecology
 import torch
+from PIL import Image
 
 import torch_covnorm as cn
 from torch_covnorm import CovNormError
@@ -54,6 +56,29 @@ def test_every_domain_of_the_old_store_gives_its_old_answers(house):
         assert {"method", "settings", "source", "results", "history"} <= set(details)
     assert house.moments("digits")
     assert house.examples("digits")
+
+
+def test_an_old_domain_still_drops_alpha_and_a_new_one_does_not(house, tmp_path):
+    """Its record has no background, because 0.1 did not composite: pixels must not change."""
+    from torch_covnorm.data import load_image
+    from torch_covnorm.ecology.prediction import preprocessing, read_inputs
+
+    net = house.network(weighted(small_ecology.backbone(), "house-backbone.safetensors"))
+    stored = house.load(net, "digits").preprocessing
+    assert "background" not in stored
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 4), np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "alpha.png")
+    Image.fromarray(pixels[..., :3].copy()).save(tmp_path / "plain.png")
+    alpha, plain = read_inputs(net, "digits", [tmp_path / "alpha.png", tmp_path / "plain.png"])
+    assert torch.equal(alpha, plain)
+    assert preprocessing(net, "digits")["background"] is None
+    net.domain("digits").preprocessing = {**stored, "background": "#000000"}  # a control
+    black = read_inputs(net, "digits", [tmp_path / "alpha.png"])[0]
+    assert not torch.equal(black, plain)
+    assert torch.equal(black, load_image(tmp_path / "alpha.png", stored["size"], "squash", "black"))
+    small_ecology.added(house, "newcomer")
+    assert house.record("newcomer")["preprocessing"]["background"] == "#ffffff"
+    assert house.record("newcomer")["preprocessing"]["resize"] == "bilinear, antialias"
 
 
 def test_the_old_store_verifies_and_takes_new_domains(house):

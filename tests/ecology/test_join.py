@@ -124,6 +124,7 @@ def test_a_basis_is_not_changed_under_domains_that_are_left_out(house):
 def test_a_basis_that_is_replaced_while_a_domain_is_read_loads_as_the_new_one(
     house, monkeypatch, reading
 ):
+    house.set_keep(0)  # so that its blobs are deleted while they are read
     writer, right = Ecology(house.folder), Blobs.read_tensors
     old, done = small.answers(house, "digits"), []
     domain, basis = house.entry("digits").blobs, house.bases["joint"]

@@ -199,7 +199,10 @@ def test_a_domain_that_is_there_already_is_refused_and_stays(ecology):
 def test_replaced_it_is_the_new_one_and_the_old_ones_blobs_are_gone(ecology):
     small.put(ecology, "flowers", "birds")
     birds, old = small.answers(ecology, "birds"), small.answers(ecology, "flowers")
+    ecology.set_keep(0)  # otherwise the old one becomes an earlier version: test_versions.py
+    replaced = ecology.entry("flowers").blobs["tensors"]
     small.put(ecology, "flowers", seed=1, replace=True)
+    assert replaced not in ecology.blobs.names()
     assert small.answers(ecology, "flowers") != old
     assert small.answers(ecology, "birds") == birds
     small.assert_tidy(ecology.folder)
@@ -208,7 +211,8 @@ def test_replaced_it_is_the_new_one_and_the_old_ones_blobs_are_gone(ecology):
 def test_kept_parts_stay_where_a_change_does_not_give_them(ecology):
     with_all_parts(ecology)
     blobs = ecology.entry("flowers").blobs
-    net = small.network("flowers", seed=1)
+    net = small.network("flowers")
+    small.shake_(net.domain("flowers"))
     ecology.put(net, {"flowers": Details(small.facts(3.0), keep_rest=True)}, replace=True)
     now = ecology.entry("flowers").blobs
     assert {k for k in blobs if now[k] == blobs[k]} == {
@@ -276,7 +280,7 @@ def test_a_removed_domain_takes_its_blobs_and_no_one_elses(ecology):
     with_all_parts(ecology, "flowers")
     with_all_parts(ecology, "birds")
     birds, before = small.read(ecology, "birds"), small.files(ecology.folder)
-    ecology.remove(["flowers"])
+    ecology.remove(["flowers"], purge=True)
     after = small.files(ecology.folder)
     small.assert_tidy(ecology.folder)
     assert len(after) < len(before)
@@ -293,10 +297,10 @@ def test_a_blob_that_two_domains_share_stays_until_the_last_is_removed(ecology):
         ecology.put(net, {name: Details(small.facts())})
     shared = ecology.entry("flowers").blobs["tensors"]
     assert shared == ecology.entry("birds").blobs["tensors"]
-    ecology.remove(["flowers"])
+    ecology.remove(["flowers"], purge=True)
     assert verify(ecology.folder) == []
     small.answers(ecology, "birds")
-    ecology.remove(["birds"])
+    ecology.remove(["birds"], purge=True)
     assert not list((ecology.folder / "blobs").iterdir())
 
 
@@ -304,7 +308,7 @@ def test_files_that_are_no_blobs_are_left_alone(ecology):
     small.put(ecology, "flowers")
     note = ecology.folder / "blobs" / "README"
     note.write_text("mine")
-    ecology.remove(["flowers"])
+    ecology.remove(["flowers"], purge=True)
     assert [f.name for f in (ecology.folder / "blobs").iterdir()] == ["README"]
 
 

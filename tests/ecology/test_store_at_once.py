@@ -70,6 +70,7 @@ def during_one_read(monkeypatch, before, after=lambda: None):
 
 
 def test_a_domain_that_is_replaced_while_it_is_read_loads_as_the_new_one(ecology, monkeypatch):
+    ecology.set_keep(0)  # so that its blobs are deleted while they are read
     small.put(ecology, "flowers")
     old = small.answers(ecology, "flowers")
     writer = Ecology(ecology.folder)
@@ -92,11 +93,31 @@ def test_a_domain_that_is_replaced_and_put_back_while_it_is_read_loads(ecology, 
 
 
 def test_a_domain_that_is_removed_while_it_is_read_is_unknown(ecology, monkeypatch):
+    ecology.set_keep(0)  # so that its blobs are deleted while they are read
     small.put(ecology, "flowers")
     writer = Ecology(ecology.folder)
     during_one_read(monkeypatch, lambda: writer.remove(["flowers"]))
     with pytest.raises(cn.CovNormError, match="unknown domain"):
         small.answers(ecology, "flowers")
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed", "rolled back"])
+def test_a_domain_whose_version_is_kept_while_it_is_read_loads_as_it_was(
+    ecology, monkeypatch, change
+):
+    """Its blobs stay, so the reader sees the store before the change and need not read again."""
+    small.put(ecology, "flowers", seed=1)
+    small.put(ecology, "flowers", replace=True)
+    old = small.answers(ecology, "flowers")
+    writer = Ecology(ecology.folder)
+    changes = {
+        "replaced": lambda: small.put(writer, "flowers", seed=2, replace=True),
+        "removed": lambda: writer.remove(["flowers"]),
+        "rolled back": lambda: writer.rollback(["flowers"]),
+    }
+    during_one_read(monkeypatch, changes[change])
+    assert small.answers(ecology, "flowers") == old
+    assert "flowers" not in ecology.domains or small.answers(ecology, "flowers") != old
 
 
 # ── many ──────────────────────────────────────────────────────────────────────────────────────

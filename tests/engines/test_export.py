@@ -23,6 +23,7 @@ from torch_covnorm.engines.export import ENDINGS, FORMAT, Exported, export
 
 CLASSES = ("daisy", "Löwenzahn", "野バラ", 'a "b"\n/c')
 PREPROCESSING = {"size": 64, "mean": [0.5, 0.25, 0.125], "std": [0.25, 0.25, 0.5], "fit": "crop"}
+PREPROCESSING |= {"background": "#0a7fc3", "resize": "bilinear, antialias"}
 PROGRAM = """
 import json, sys
 import numpy as np
@@ -266,6 +267,7 @@ def test_vectors_and_oblong_images_and_double_precision(tmp_path):
     net = small("residual").double()
     file, beside = export(net, "residual", tmp_path / "wide", size=(16, 24)).files
     preprocessing = {"size": [16, 24], "mean": None, "std": None, "fit": "squash"}
+    preprocessing |= {"background": None, "resize": "bilinear, antialias"}
     assert records.read(beside, FORMAT)["preprocessing"] == preprocessing
     x = torch.randn(2, 3, 16, 24)
     expected = net(x.double(), domain="residual").detach()

@@ -100,6 +100,22 @@ def putting(pipe: Connection, folder: Path, names: list[str], rounds: int) -> An
     return len(ecology.domains)
 
 
+def rolling(pipe: Connection, folder: Path, names: list[str], kill: int | None) -> Any:
+    """Roll back, and end at event number `kill`."""
+    watch = Watch(kill)
+    watch.install()
+    Ecology(folder).rollback(names)
+    return watch.events
+
+
+def rolling_often(pipe: Connection, folder: Path, name: str, rounds: int) -> Any:
+    """Roll a domain back and forth."""
+    ecology = Ecology(folder)
+    for _ in range(rounds):
+        ecology.rollback([name])
+    return rounds
+
+
 def replacing(pipe: Connection, folder: Path, names: list[str]) -> Any:
     """Replace domains again and again, until the parent sends something."""
     ecology, i = Ecology(folder), 0

@@ -41,7 +41,7 @@ class Whole:
         self.blobs = ecology.entry("digits").blobs
         self.other = ecology.entry("other")
         self.bytes = {b: ecology.blobs.read(b) for b in self.other.blobs.values()}
-        ecology.remove(["digits"])
+        ecology.remove(["digits"], purge=True)
         kinds = [kind for kind, _ in self.events]
         self.steps = kinds.count("step")
         self.manifest = self.events.index(("rename", MANIFEST))
@@ -78,7 +78,7 @@ def whole(house, known):
     yield known
     shutil.rmtree(Ecology(house).workplace("digits"), ignore_errors=True)
     if "digits" in Ecology(house).domains:
-        Ecology(house).remove(["digits"])
+        Ecology(house).remove(["digits"], purge=True)
 
 
 def assert_before_or_after(folder, whole):
@@ -110,14 +110,14 @@ def add_again(folder, whole):
     small.assert_tidy(folder)
     assert not ecology.workplace("digits").exists()
     assert verify(folder) == []
-    ecology.remove(["digits"])
+    ecology.remove(["digits"], purge=True)
     return len(steps)
 
 
 def test_the_events_are_those_of_every_stage_and_the_commit(whole):
     """The kills below are chosen from these."""
     stages = [what for kind, what in whole.events if kind == "stage"]
-    assert [stages[0], *stages[-2:]] == ["bare", "measure", "store"]
+    assert [stages[0], *stages[-2:]] == ["choose", "measure", "store"]
     assert {what for kind, what in whole.events if kind == "step"} == {"train", "collect", "tune"}
     names = [what for kind, what in whole.events[whole.store :] if kind == "rename"]
     assert names[-1] == MANIFEST, "the manifest comes last"
@@ -190,6 +190,6 @@ def test_a_manifest_before_its_blobs_would_be_found(house, whole):
     with pytest.raises(AssertionError):
         assert_before_or_after(house, whole)
     assert set(Ecology(house).domains) == set(names)
-    Ecology(house).remove(["digits"])
+    Ecology(house).remove(["digits"], purge=True)
     assert not assert_before_or_after(house, whole)
     add_again(house, whole)

@@ -59,6 +59,7 @@ def resumed(case, folder, **changes):
 
 
 STAGES = {
+    "auto": [("digits", "race", 0, 2), ("digits", "train", 1, 2)],
     "covnorm": [
         ("digits", "train", 0, 3),
         ("digits", "train", 1, 4),

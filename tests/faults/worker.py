@@ -18,11 +18,12 @@ import torch_covnorm as cn
 
 Place = tuple[Any, ...]  # (domain, stage, epoch, step), (domain, "moments", batch), ("write", n)
 SETTINGS: dict[str, dict[str, Any]] = {
-    "covnorm": {"method": "covnorm", "variance": 0.95},
+    "auto": {"method": "ra", "training": "auto", "epochs": 24},  # long enough for a race
+    "covnorm": {"method": "covnorm", "variance": 0.95, "norms": "own"},
     "lwf": {"method": "lwf", "warm_up": 1, "lr": 0.01, "head_lr": 0.02},
     "piggyback": {"method": "piggyback", "training": "piggyback", "lr": 0.01},
     "covnorm-joint": {"method": "covnorm-joint", "variance": 0.95},
-    "published": {"method": "covnorm", "preset": "official-code"},
+    "published": {"method": "covnorm", "preset": "official-code", "training": None},
     "smallest": {"max_drop": 30.0, "dtype": "smallest", "epochs": 12, "lr": 0.05},
     "declined": {
         **{"variance": 0.95, "dtype": "int8", "epochs": 12, "lr": 0.05},
@@ -85,7 +86,9 @@ def adapt(
         augment=small_digits.noisy,
         progress=lambda p: saw((now, p.stage, p.epoch, p.step)),
         every=0,
-        **{"epochs": 2, "classes": [10, 2] if joint else 10, **SETTINGS[case], **changes},
+        **{"epochs": 2, "classes": [10, 2] if joint else 10, "training": "default"}
+        | SETTINGS[case]
+        | changes,
     )
     return net
 

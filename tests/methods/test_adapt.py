@@ -135,17 +135,15 @@ def test_other_domains_answer_as_ever_while_one_trains():
 
 
 def test_a_class_of_torchs_optimisers_gets_the_rate():
-    results = []
+    results, fixed = [], {"training": "default", "schedule": "constant", "weight_decay": 0.0}
     for optimizer in (torch.optim.SGD, lambda groups: torch.optim.SGD(groups, lr=0.5)):
         net = network()
-        settings = {"schedule": "constant", "lr": 0.5, "weight_decay": 0.0}
+        settings = {**fixed, "lr": 0.5}
         adapt(net, method="ra", optimizer=optimizer, **settings)
         results.append(state(net))
     assert same(*results)
     net = network()
-    adapt(
-        net, method="ra", optimizer=torch.optim.SGD, schedule="constant", lr=0.1, weight_decay=0.0
-    )
+    adapt(net, method="ra", optimizer=torch.optim.SGD, lr=0.1, **fixed)
     assert not same(state(net), results[0]), "control: another rate"
 
 

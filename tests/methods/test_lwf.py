@@ -201,7 +201,7 @@ def test_warm_up_trains_the_new_head_alone():
     parameters = [dict(d.named_parameters()) for d in (start, warm)]
     assert differing(*parameters) == {"head.weight", "head.bias"}
     assert all(p.requires_grad for p in warm.parameters())
-    assert set(found.seconds) == {"warm-up", "train"}
+    assert set(found.seconds) == {"choose", "warm-up", "train"}
 
 
 def test_warm_up_moves_no_answer_of_the_old_task():

@@ -111,7 +111,7 @@ def net() -> cn.MultiDomainNetwork:
     zoo.shake_(backbone, 0.3)
     net = cn.MultiDomainNetwork(backbone)
     for name in ("residual", "parallel"):
-        domain = net.add_domain(name, 7, adapter=name)
+        domain = net.add_domain(name, 7, adapter=name, norms="own")
         zoo.shake_(domain.norms, 0.3)
         for _, adapter in domain.adapters.items():
             assert not adapter.A.bias.any()

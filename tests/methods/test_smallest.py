@@ -15,10 +15,11 @@ import torch_covnorm as cn
 from torch_covnorm.compress.precision import PRECISIONS
 from torch_covnorm.methods.config import Config
 from torch_covnorm.methods.run import Run
-from torch_covnorm.methods.smallest import budgets, smallest_file
+from torch_covnorm.methods.smallest import EVIDENCE, LARGEST_LEAST, budgets, smallest_file
 from torch_covnorm.training.evaluation import Evaluation
 
 UNTUNED = {"epochs": 0}
+LEAST = EVIDENCE / wide_digits.DRAWN  # of A's parameters: what so many validation images allow
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,8 +34,9 @@ def running(net, name, train, val, dtype=None, wanted=None):
 
 
 def adapted(net, **settings):
-    """The trained domain, compressed."""
-    return cn.adapt(net, "d", *wide_digits.data(), start="ra", **{"epochs": 4, **settings})
+    """The trained domain, compressed, with fixed settings of training."""
+    settings = {"epochs": 4, "training": "default", **settings}
+    return cn.adapt(net, "d", *wide_digits.data(), start="ra", **settings)
 
 
 # ── max_drop ──────────────────────────────────────────────────────────────────────────────────
@@ -44,24 +46,28 @@ def adapted(net, **settings):
 @pytest.mark.parametrize("drop", [0.0, 1.0, 6.0])
 @pytest.mark.parametrize("dtype", [None, "float16", "smallest"])
 @pytest.mark.slow
-def test_the_reloaded_file_keeps_the_promise(dtype, drop, metric, tmp_path):
+@pytest.mark.parametrize("tuning", [UNTUNED, None], ids=["untuned", "tuned"])
+def test_the_reloaded_file_keeps_the_promise(tuning, dtype, drop, metric, tmp_path):
+    """Tuning may lose one standard error more; below that it is declined."""
     net, (_, val) = wide_digits.network(), wide_digits.data()
-    found = adapted(net, max_drop=drop, dtype=dtype, metric=metric)
+    found = adapted(net, max_drop=drop, dtype=dtype, metric=metric, tuning=tuning)
     assert found.dtype == dtype or (dtype == "smallest" and found.dtype in PRECISIONS)
     folder = net.save_domain("d", tmp_path / "d", PRECISIONS[found.dtype or "float32"])
     other = wide_digits.network()
     other.load_domain(folder)
     stored = cn.evaluate(other, "d", val).accuracy
-    assert stored >= cn.evaluate(net, "ra", val).accuracy - drop
+    start = cn.evaluate(net, "ra", val)
+    error = 0 if tuning is UNTUNED else start.standard_error * 1.1  # a little larger after the drop
+    assert stored >= start.accuracy - drop - error
     assert stored == found.accuracy == found.stages["final"]
     if dtype is not None:
         assert found.storage[found.dtype]["accuracy"] == stored
 
 
 def table(net, data, moments, folder):
-    """{(precision, place): (bytes, accuracy)} of every candidate, through its files."""
+    """{(precision, place): (bytes, evaluation)} of every candidate, through its files."""
     found = {}
-    sizes = [*budgets(net.domain("ra")), None]
+    sizes = [*budgets(net.domain("ra"), LEAST), None]
     for place, budget in enumerate(sizes):
         net.copy_domain("ra", "d")
         if budget is not None:
@@ -71,7 +77,7 @@ def table(net, data, moments, folder):
             files = net.save_domain("d", folder / f"{precision}-{place}", dtype)
             net.load_domain(files, "file")
             size = sum(f.stat().st_size for f in files.iterdir())
-            found[precision, place] = size, cn.evaluate(net, "file", data[1]).accuracy
+            found[precision, place] = size, cn.evaluate(net, "file", data[1])
             net.remove_domain("file")
         net.remove_domain("d")
     return sizes, found
@@ -83,12 +89,17 @@ def test_the_smallest_over_ranks_and_precisions_is_that_of_brute_force(outliers,
     net, data = wide_digits.network(), wide_digits.data()
     if outliers:
         wide_digits.widen_(net.domain("ra"))
-    moments, own = cn.collect(net, "ra", data[0]), cn.evaluate(net, "ra", data[1]).accuracy
+    moments, own = cn.collect(net, "ra", data[0]), cn.evaluate(net, "ra", data[1])
     sizes, every = table(net, data, moments, tmp_path)
     run = running(net, "ra", *data, wanted="smallest")
     chosen = set()
     for drop in range(0, 50, 4):
-        good = {key for key, (_, accuracy) in every.items() if accuracy >= own - drop}
+        good = {
+            key
+            for key, (_, found) in every.items()
+            if found.accuracy >= own.accuracy - drop
+            and found.confidence >= own.confidence - 4 * drop
+        }
         # Bisection needs what is good to stay good as it grows.
         if any((p, i) in good and (p, i + 1) not in good for p, i in good if i + 1 < len(sizes)):
             continue
@@ -139,7 +150,7 @@ def test_the_whole_a_is_the_last_candidate_of_every_precision(outliers, expected
 
     run = running(net, "d", *wide_digits.data(), wanted="smallest")
     assert smallest_file(run, 3.0, ruin) == (None, expected)
-    assert smallest_file(run, 90.0, ruin)[0] == budgets(net.domain("d"))[0], "a control"
+    assert smallest_file(run, 90.0, ruin)[0] == budgets(net.domain("d"), LEAST)[0], "a control"
 
 
 @pytest.mark.parametrize(("lost", "good"), [(3, True), (4, False)])
@@ -148,13 +159,46 @@ def test_a_loss_of_exactly_max_drop_is_within_it(lost, good, monkeypatch):
     net, data = wide_digits.network("d"), wide_digits.data()
     run = running(net, "d", *data)
     said = itertools.chain([97], itertools.repeat(97 - lost))
-    answer = lambda *_: Evaluation(0.0, 100 * next(said) / 150, 150)  # noqa: E731
+    answer = lambda *_: Evaluation(0.0, 100 * next(said) / 150, 150, 50.0)  # noqa: E731
     monkeypatch.setattr("torch_covnorm.methods.smallest.evaluate", answer)
     if good:
-        assert smallest_file(run, 2.0, lambda _: None)[0] == budgets(net.domain("d"))[0]
+        assert smallest_file(run, 2.0, lambda _: None)[0] == budgets(net.domain("d"), LEAST)[0]
     else:
         with pytest.raises(cn.CovNormError, match="no precision keeps"):
             smallest_file(run, 2.0, lambda _: None)
+
+
+@pytest.mark.parametrize(("lost", "good"), [(8.0, True), (8.1, False)])
+def test_confidence_may_fall_by_four_times_max_drop(lost, good, monkeypatch):
+    """The accuracy stays: with few images it often does, by chance."""
+    net, data = wide_digits.network("d"), wide_digits.data()
+    said = itertools.chain([50.0], itertools.repeat(50.0 - lost))
+    answer = lambda *_: Evaluation(0.0, 80.0, 150, next(said))  # noqa: E731
+    monkeypatch.setattr("torch_covnorm.methods.smallest.evaluate", answer)
+    with contextlib.nullcontext() if good else pytest.raises(cn.CovNormError, match="no precision"):
+        smallest_file(running(net, "d", *data), 2.0, lambda _: None)
+
+
+@pytest.mark.parametrize(("images", "share"), [(20, 1 / 4), (100, 1 / 4), (200, 1 / 8)])
+def test_the_fewer_validation_images_the_larger_is_the_least_budget(images, share, monkeypatch):
+    net, (train, _) = wide_digits.network("d"), wide_digits.data()
+    val, asked = small_digits.batches(images, 20, start=240), []
+    monkeypatch.setattr(
+        "torch_covnorm.methods.smallest.evaluate", lambda *_: Evaluation(0.0, 80.0, images, 50.0)
+    )
+    budget, _ = smallest_file(running(net, "d", train, val), 1.0, asked.append)
+    whole = sum(A.A.numel() for A in net.domain("d").maps.values())
+    assert budget == min(asked) == int(share * whole)
+    assert min(LARGEST_LEAST, EVIDENCE / images) == share
+
+
+def test_least_budgets_are_one_direction_per_site_or_a_share():
+    domain = wide_digits.network("d").domain("d")
+    shapes = [A.A.shape for A in domain.maps.values()]
+    whole, thin = sum(a * b for a, b in shapes), sum(a + b for a, b in shapes)
+    assert budgets(domain)[0] == budgets(domain, 0.9 * thin / whole)[0] == thin
+    assert budgets(domain, 0.25)[0] == whole // 4
+    assert budgets(domain)[-1] == budgets(domain, 0.25)[-1] == whole
 
 
 def test_a_whole_a_is_rounded_and_not_tuned():
@@ -179,7 +223,7 @@ def test_a_precision_that_cannot_keep_the_promise_gives_way_to_a_finer_one():
     with pytest.warns(
         cn.CovNormWarning, match="stored as float16: in int8 even the full A loses more"
     ):
-        found = adapted(net, max_drop=1.0, dtype="int8")
+        found = adapted(net, max_drop=1.0, dtype="int8", tuning=UNTUNED)
     assert found.dtype == "float16"
     assert found.accuracy >= cn.evaluate(net, "ra", val).accuracy - 1
 
@@ -215,7 +259,7 @@ def test_labels_without_an_accuracy_are_refused():
     net, (train, val) = wide_digits.network(), wide_digits.data()
     soft = [(x, torch.nn.functional.one_hot(y, 10).float()) for x, y in val]
     with pytest.raises(cn.CovNormError, match="labels that are class numbers"):
-        cn.adapt(net, "d", train, soft, start="ra", max_drop=1.0)
+        cn.adapt(net, "d", train, soft, start="ra", training="default", max_drop=1.0)
     assert list(net.domains) == ["ra"]
 
 
@@ -252,16 +296,12 @@ def test_tuning_that_validates_worse_is_declined(case):
 
 
 @pytest.mark.parametrize(
-    ("now", "floor", "declined"),
-    [(61.0, None, False), (56.0, None, False), (54.0, None, True), (56.0, 58.0, True)],
+    ("now", "declined"), [(61.0, False), (56.0, False), (55.0, False), (54.9, True)]
 )
-def test_worse_is_by_more_than_a_standard_error_or_below_the_promise(
-    now, floor, declined, monkeypatch
-):
+def test_worse_is_by_more_than_a_standard_error(now, declined, monkeypatch):
     """60 % of 96 images has a standard error of 5 points."""
     net, data = wide_digits.network("d"), wide_digits.data()
     run = running(net, "d", *data)
-    run.floor = run.floor if floor is None else floor
     said = iter([60.0, now])
     monkeypatch.setattr(
         "torch_covnorm.methods.run.evaluate", lambda *_: Evaluation(0.0, next(said), 96)
@@ -273,10 +313,11 @@ def test_worse_is_by_more_than_a_standard_error_or_below_the_promise(
 
 def test_without_validation_data_nothing_is_declined():
     net, (train, _) = wide_digits.network(), wide_digits.data()
-    found = cn.adapt(net, "d", train, start="ra", variance=0.95, tuning=ABSURD)
+    fixed = {"start": "ra", "variance": 0.95, "training": "default"}
+    found = cn.adapt(net, "d", train, **fixed, tuning=ABSURD)
     assert not found.declined
     other = wide_digits.network()
-    cn.adapt(other, "d", train, start="ra", variance=0.95, tuning=UNTUNED)
+    cn.adapt(other, "d", train, **fixed, tuning=UNTUNED)
     assert not small_digits.same(small_digits.state(net, "d"), small_digits.state(other, "d"))
 
 
@@ -316,7 +357,8 @@ def test_joint_domains_decline_each_for_itself(joint):
     for name, tuning in (("untuned", UNTUNED), ("absurd", ABSURD)):
         net = wide_digits.network("a", "b")
         loaders = [train, train], [val, None]  # the second has nothing to decline by
-        found = cn.adapt(net, names, *loaders, method=joint, tuning=tuning, epochs=2)
+        settings = {"method": joint, "tuning": tuning, "epochs": 2, "training": "default"}
+        found = cn.adapt(net, names, *loaders, **settings)
         states[name] = {n: small_digits.state(net, n) for n in names}
     assert [found[n].declined for n in names] == [True, False]
     assert small_digits.same(states["absurd"]["a"], states["untuned"]["a"])

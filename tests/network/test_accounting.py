@@ -55,11 +55,11 @@ def norms(count_of_layers):
     return parameters, 4 * parameters + count_of_layers * sum(2 * 4 * d + 8 for d in D_OUT)
 
 
-def norms_behind(kind, behind):
+def norms_behind(kind, behind, copied=True):
     """How many BatchNorms of the layer's width a domain of this kind has at every site."""
     B1 = kind in ("residual", "lowrank")
     B2 = not behind and kind in ("residual", "lowrank", "parallel", "batchnorm")
-    return B1 + B2 + behind
+    return B1 + B2 + (behind and copied)
 
 
 # ── kinds, by hand ──────────────────────────────────────────────────────────────────────────────
@@ -80,15 +80,17 @@ def matrices(kind):
 
 
 @pytest.mark.parametrize(("name", "behind"), NETS.items())
+@pytest.mark.parametrize("norms_of", ["shared", "own"])
 @pytest.mark.parametrize("kind", [*zoo.KINDS, "none"])
 def test_each_kind_costs_what_the_sites_dimensions_say_and_what_its_file_weighs(
-    name, behind, kind, tmp_path
+    name, behind, kind, norms_of, tmp_path
 ):
-    net, _ = network(name, (kind,))
+    norms_of = "own" if kind in zoo.TRAIN_NORMS else norms_of
+    net, _ = network(name, (kind,), norms=norms_of)
     account = cn.account(net, kind)
     has_A = kind in ("residual", "parallel", "conv", "lowrank")
     bits = [weights if kind == "mask" else 0 for _, _, weights, _ in LAYERS.values()]
-    norm, norm_bytes = norms(norms_behind(kind, behind))
+    norm, norm_bytes = norms(norms_behind(kind, behind, norms_of == "own"))
     bias = sum(D_OUT) if has_A else 0
     assert account.mask_bits == sum(bits)
     assert account.parameters == by_kind(

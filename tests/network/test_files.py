@@ -34,9 +34,10 @@ from torch_covnorm.network import files
 # ── round trips ─────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.parametrize("norms", ["shared", "sites", "own"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_domain_comes_back_from_its_files_to_the_bit(kind, tmp_path):
-    net = network(kind)
+def test_a_domain_comes_back_from_its_files_to_the_bit(kind, norms, tmp_path):
+    net = network(kind, norms=None if kind == "batchnorm" else norms)
     assert net.save_domain("flowers", tmp_path / "a") == tmp_path / "a"
     other = reader()
     loaded = other.load_domain(tmp_path / "a")
@@ -205,14 +206,17 @@ def test_any_other_storage_type_is_refused(dtype, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("norms", ["shared", "own"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_domain_gives_the_same_bytes_in_all_files(kind, dtype, tmp_path):
-    net = network(kind)
+def test_the_same_domain_gives_the_same_bytes_in_all_files(kind, norms, dtype, tmp_path):
+    norms = None if kind == "batchnorm" else norms
+    net = network(kind, norms=norms)
     expected = contents(net.save_domain("flowers", tmp_path / "a", dtype))
     assert len(expected) == 2
     assert contents(net.save_domain("flowers", tmp_path / "a", dtype)) == expected
     assert contents(net.save_domain("flowers", tmp_path / "b", dtype)) == expected
-    assert contents(network(kind).save_domain("flowers", tmp_path / "c", dtype)) == expected
+    again = network(kind, norms=norms)
+    assert contents(again.save_domain("flowers", tmp_path / "c", dtype)) == expected
     other = reader()
     other.load_domain(tmp_path / "a")
     assert contents(other.save_domain("flowers", tmp_path / "d", dtype)) == expected
@@ -343,7 +347,7 @@ def with_norms(changed=False):
     backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(5))
     backbone(torch.randn(8, 3, 6, 6))  # its running statistics are not the initial ones
     net = cn.MultiDomainNetwork(backbone.eval())
-    domain = net.add_domain("a", 2)
+    domain = net.add_domain("a", 2, norms="own")
     if changed:
         domain.norms["1"].running_var.mul_(1.5)
     return net.eval()

@@ -42,9 +42,8 @@ def test_rows_of_zeros_and_empty_matrices_come_back():
 
 @pytest.mark.slow
 def test_a_domain_in_int8_is_a_third_of_float32_and_answers_nearly_alike(tmp_path):
-    net = cn.MultiDomainNetwork(small_digits.backbone())
-    data = small_digits.batches(200, 20)
-    cn.adapt(net, "d", data, data[:3], method="ra", epochs=6, lr=0.02, classes=10)
+    net, data = small_digits.trained()
+    net.copy_domain("ra", "d")
     net.load_domain(net.save_domain("d", tmp_path / "d", torch.int8), "small")
     x = data[0][0]
     with torch.no_grad():

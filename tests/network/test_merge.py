@@ -10,11 +10,12 @@ from torch import nn
 import torch_covnorm as cn
 
 
+@pytest.mark.parametrize("norms", zoo.NORMS.values(), ids=zoo.NORMS)
 @pytest.mark.parametrize("name", zoo.ZOO)
 @torch.no_grad()
 @pytest.mark.slow
-def test_merged_equals_adapted_for_every_kind(name):
-    net = zoo.network(name)
+def test_merged_equals_adapted_for_every_kind(name, norms):
+    net = zoo.network(name, norms=norms)
     x = zoo.ZOO[name][1](3)
     bits = zoo.backbone_bits(net)
     for kind in zoo.KINDS:

@@ -25,23 +25,25 @@ def same(mixed, single) -> list[bool]:
     return [zoo.close(a, b, TOLERANCE) for a, b in zip(mixed, single, strict=True)]
 
 
+@pytest.mark.parametrize("norms", zoo.NORMS.values(), ids=zoo.NORMS)
 @pytest.mark.parametrize("name", zoo.ZOO)
 @torch.no_grad()
 @pytest.mark.slow
-def test_a_mixed_batch_equals_its_samples_run_alone(name):
-    net = zoo.network(name)
+def test_a_mixed_batch_equals_its_samples_run_alone(name, norms):
+    net = zoo.network(name, norms=norms)
     names = [*zoo.KINDS, "conv", "residual", "lowrank"]
     x = zoo.ZOO[name][1](len(names))
     assert all(same(net(x, domain=names), alone(net, x, names)))
 
 
+@pytest.mark.parametrize("norms", zoo.NORMS.values(), ids=zoo.NORMS)
 @pytest.mark.parametrize("name", zoo.ZOO)
 @torch.no_grad()
 @pytest.mark.slow
-def test_control_one_wrong_domain_differs(name):
+def test_control_one_wrong_domain_differs(name, norms):
     """Two domains of one kind, so that only their numbers differ."""
-    net = zoo.network(name, kinds=("residual",))
-    net.add_domain("twin", classes=3)
+    net = zoo.network(name, kinds=("residual",), norms=norms)
+    net.add_domain("twin", classes=3, norms=norms[-1])
     zoo.shake_(net.domains["twin"])
     net.eval()
     x = zoo.ZOO[name][1](4)
@@ -71,9 +73,10 @@ def test_any_order_duplicates_ranks_and_heads(data):
         rank = data.draw(st.integers(1, 9)) if kind in ("residual", "parallel") else None
         classes = data.draw(st.integers(1, 6))
         own = nn.Linear(classes, data.draw(st.integers(1, 4))) if data.draw(st.booleans()) else None
-        net.add_domain(f"d{i}", classes, kind, rank, own=own)
+        norms = None if kind in zoo.TRAIN_NORMS else data.draw(st.sampled_from(zoo.NORMS["mixed"]))
+        net.add_domain(f"d{i}", classes, kind, rank, own=own, norms=norms)
         zoo.shake_(net.domains[f"d{i}"])
-        if kind not in ("batchnorm", "own", "mask") and data.draw(st.booleans()):
+        if kind not in zoo.TRAIN_NORMS and data.draw(st.booleans()):
             moments = cn.collect(net, f"d{i}", [x])
             cn.normalize_(net, f"d{i}", moments, variance=data.draw(st.floats(0.3, 1)))
             if data.draw(st.booleans()):
@@ -113,7 +116,8 @@ def test_the_waste_of_padding_is_shown():
     assert net.padded_share(["thin", "wide"])["2"] == pytest.approx(1 - (20 + 180) / 360)
 
 
-def test_a_norm_that_keeps_no_statistics_refuses_to_mix():
+@pytest.mark.parametrize("norms", ["shared", "sites", "own"])
+def test_a_norm_that_keeps_no_statistics_refuses_to_mix(norms):
     backbone = torch.nn.Sequential(
         torch.nn.Linear(4, 4),
         torch.nn.BatchNorm1d(4, track_running_stats=False),
@@ -121,7 +125,7 @@ def test_a_norm_that_keeps_no_statistics_refuses_to_mix():
     )
     net = cn.MultiDomainNetwork(backbone)
     for name in "ab":
-        net.add_domain(name, 2)
+        net.add_domain(name, 2, norms=norms)
     net.eval()
     with pytest.raises(cn.CovNormError, match="running statistics"):
         net(torch.randn(2, 4), domain=["a", "b"])

@@ -44,14 +44,15 @@ def test_unknown_domain_names_the_nearest():
 # ── guarantee 8: domains do not touch each other, nothing touches the backbone ────────────────
 
 
+@pytest.mark.parametrize("norms", ["shared", "sites", "own"])
 @pytest.mark.parametrize("name", ["convnet", "convnet with norms", "mlp", "efficientnet-lite0"])
 @torch.enable_grad()
 @pytest.mark.slow
-def test_other_domains_and_the_backbone_keep_every_bit(name, tmp_path):
+def test_other_domains_and_the_backbone_keep_every_bit(name, norms, tmp_path):
     net = zoo.network(name)
     x = zoo.ZOO[name][1](4)
     bits, answers = zoo.backbone_bits(net), {k: net(x, domain=k).detach() for k in zoo.KINDS}
-    net.add_domain("new", classes=9)
+    net.add_domain("new", classes=9, norms=norms)
     one_step(net, "new", x)
     cn.normalize_(net, "new", cn.collect(net, "new", [x, x]), variance=0.9)
     one_step(net, "new", x)
@@ -72,8 +73,9 @@ def test_the_bit_test_sees_one_changed_bit():
     assert zoo.backbone_bits(net) != bits
 
 
-def test_training_mode_leaves_the_backbones_own_norms_alone():
-    net = zoo.network("convnet with norms").train()
+@pytest.mark.parametrize("norms", ["shared", "sites", "own"])
+def test_training_mode_leaves_the_backbones_own_norms_alone(norms):
+    net = zoo.network("convnet with norms", norms=(norms,)).train()
     bits = zoo.backbone_bits(net)
     net.backbone(torch.randn(4, 3, 16, 16))  # outside any domain
     net(torch.randn(4, 3, 16, 16), domain="residual")
@@ -96,9 +98,10 @@ def test_outside_a_call_the_backbone_is_the_plain_network():
 
 
 @pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("norms", zoo.NORMS.values(), ids=zoo.NORMS)
 @pytest.mark.slow
-def test_sixteen_threads_with_random_domains_equal_the_serial_answers(gradients):
-    net = zoo.network("convnet with norms")
+def test_sixteen_threads_with_random_domains_equal_the_serial_answers(norms, gradients):
+    net = zoo.network("convnet with norms", norms=norms)
     net.requires_grad_(False)
     x = torch.randn(3, 3, 16, 16)
     batches = [["residual", "conv", "conv"], ["lowrank", "parallel", "lowrank"]]

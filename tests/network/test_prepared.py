@@ -12,20 +12,22 @@ pytestmark = pytest.mark.filterwarnings("ignore::torch_covnorm.CovNormWarning") 
 KINDS = ("residual", "parallel", "conv", "batchnorm", "lowrank", "none")
 
 
-def network(name, kinds):
+def network(name, kinds, norms=zoo.NORMS["mixed"]):
     torch.manual_seed(0)
     net = cn.MultiDomainNetwork(zoo.ZOO[name][0](), sites=zoo.everywhere)
     for i, kind in enumerate(kinds):
-        zoo.shake_(net.add_domain(f"d{i}", 4, kind))
+        which = None if kind in zoo.TRAIN_NORMS else norms[i % len(norms)]
+        zoo.shake_(net.add_domain(f"d{i}", 4, kind, norms=which))
     return net.eval(), zoo.ZOO[name][1](6)
 
 
 @pytest.mark.parametrize("name", ["convnet", "mlp", "convnet with norms"])
 @pytest.mark.parametrize("kinds", [KINDS[:1] * 3, KINDS[1:2] * 2, KINDS], ids=["rrr", "pp", "all"])
 @pytest.mark.parametrize("only", [False, True])
+@pytest.mark.parametrize("norms", zoo.NORMS.values(), ids=zoo.NORMS)
 @torch.no_grad()
-def test_a_prepared_domain_answers_as_before_alone_and_in_any_batch(name, kinds, only):
-    net, x = network(name, kinds)
+def test_a_prepared_domain_answers_as_before_alone_and_in_any_batch(name, kinds, norms, only):
+    net, x = network(name, kinds, norms)
     names = [f"d{i % len(kinds)}" for i in (2, 0, 1, 1, 3, 5)]
     before = {d: net(x, domain=d) for d in set(names)}
     mixed = net(x, domain=names)

@@ -173,7 +173,7 @@ def test_norms_keep_the_precision_that_the_backbones_have():
         if isinstance(module, nn.BatchNorm2d):
             module.float()
     net = cn.MultiDomainNetwork(backbone)
-    net.add_domain("a", 2)
+    net.add_domain("a", 2, norms="own")
     assert net.domains["a"].norms["stem.1"].weight.dtype == torch.float32
     assert net.domains["a"].head.weight.dtype == torch.bfloat16
 

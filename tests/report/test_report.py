@@ -248,6 +248,10 @@ def test_the_command_gives_covnorm_add_the_settings_of_the_domain(tmp_path):
     assert (read["name"], str(read["images"]), read["method"]) == ("digits", "my images", "covnorm")
     assert (read["variance"], read["epochs"], read["seed"]) == (0.9, 6, 0)
     assert (read["dtype"], read["pixels"], read["fit"]) == ("float16", 64, "squash")
+    assert read["background"] == "none"  # a record from before there was one
+    record["preprocessing"]["background"] = "#0a7fc3"
+    again = add.make_context("add", command_of(record, tmp_path)[2:]).params
+    assert again["background"] == "#0a7fc3"
     assert pairs(read["settings"]) == {"budget": 38000, "preset": 'it\'s "paper"'}
     record["settings"]["augment"] = ["torch_covnorm.data.images.Augment", "Augment(flip=0.5)"]
     assert command_of(record, tmp_path) == []

@@ -41,7 +41,7 @@ def writable(_writable: SimpleNamespace) -> Iterator[SimpleNamespace]:
     yield _writable
     ecology, server = _writable.ecology, _writable.server
     if left := [name for name in ecology.domains if name != "stays"]:
-        ecology.remove(left)
+        ecology.remove(left, purge=True)
     if "stays" not in ecology.domains:  # the OpenAPI tests delete every domain
         houses.put(ecology, "stays", adapter="residual")
         wait_for(

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from small_ecology import facts
 from torch import Tensor
-from zoo import shake_
+from zoo import NORMS, TRAIN_NORMS, shake_
 
 import torch_covnorm as cn
 from torch_covnorm.data import load_sample
@@ -45,12 +45,14 @@ def add(
     side: int = 32,
     fit: str = "squash",
     seed: int = 0,
+    norms: str = "own",
+    **preprocessing: Any,
 ) -> None:
     """Add a domain with random weights and a head with clear preferences."""
     seeded(f"{name} {seed}")
     labels = [f"{name}-{i}" for i in range(classes)]
-    preprocessing = {"size": side, "fit": fit, **NORMALIZATION}
-    domain = net.add_domain(name, labels, adapter, preprocessing=preprocessing)
+    preprocessing = {"size": side, "fit": fit, **NORMALIZATION, **preprocessing}
+    domain = net.add_domain(name, labels, adapter, preprocessing=preprocessing, norms=norms)
     if adapter == "mask":
         domain.pack_()
     else:
@@ -74,11 +76,15 @@ def put(ecology: Ecology, *names: str, replace: bool = False, **options: Any) ->
 
 
 def house(folder: Path) -> Ecology:
-    """Create an ecology with every kind of domain: two share a basis, three have statistics."""
+    """Create an ecology with every kind of domain: two share a basis, three have statistics.
+
+    Domains of all kinds of norms are among them.
+    """
     ecology = create(folder)
     net = ecology.network()
-    for name, (adapter, classes, side, fit) in DOMAINS.items():
-        add(net, name, adapter, classes, side, fit)
+    for i, (name, (adapter, classes, side, fit)) in enumerate(DOMAINS.items()):
+        norms = "own" if adapter in TRAIN_NORMS else NORMS["mixed"][i % 3]
+        add(net, name, adapter, classes, side, fit, norms=norms)
     ecology.put(net, {name: Details(facts()) for name in DOMAINS})
     share(ecology, "north", "south")
     for name in SAMPLES:

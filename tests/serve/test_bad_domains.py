@@ -63,6 +63,8 @@ FORGED: dict[str, Any] = {
     "words for means": forged({"mean": ["a", "b", "c"]}),
     "a deviation of nothing": forged({"std": [0.5, 0.0, 0.5]}),
     "an unknown fit": forged({"fit": "stretch"}),
+    "a background that is not a color": forged({"background": "transparent"}),
+    "a background that is a list": forged({"background": [255, 255, 255]}),
     "no means": lambda e, n: forge_blob(
         e.folder,
         ("domains", n, "blobs", "record"),

@@ -69,6 +69,27 @@ def test_a_domain_that_is_replaced_has_new_predictions(
     assert len(set(seen)) == 3
 
 
+def test_a_rollback_is_served_and_a_removed_domain_comes_back(
+    writable: SimpleNamespace, photo: bytes, tmp_path: Path
+):
+    server, ecology = writable.server, writable.ecology
+    houses.put(ecology, "rolled", adapter="residual")
+    served_soon(server, "rolled", photo, old := truth(ecology, "rolled", photo, tmp_path))
+    houses.put(ecology, "rolled", adapter="residual", seed=1, replace=True)
+    served_soon(server, "rolled", photo, new := truth(ecology, "rolled", photo, tmp_path))
+    assert server.predict("rolled", photo).best != old
+    where = ("--ecology", ecology.folder)
+    for wanted in (old, new):
+        assert covnorm("rollback", "rolled", *where).code == 0
+        served_soon(server, "rolled", photo, wanted)
+    assert server.ask("DELETE", "/v1/domains/rolled").status == 204
+    wait_for(lambda: server.predict("rolled", photo).status == 404, "404")
+    assert covnorm("rollback", "rolled", *where).code == 0
+    served_soon(server, "rolled", photo, new)
+    assert server.ask("DELETE", "/v1/domains/rolled?purge=true").status == 204
+    assert "rolled" not in ecology.versions
+
+
 def test_a_removed_domain_is_404_and_its_memory_is_freed(writable: SimpleNamespace, photo: bytes):
     server, ecology = writable.server, writable.ecology
     houses.put(ecology, "going", adapter="residual")

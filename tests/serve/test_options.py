@@ -6,7 +6,7 @@ import re
 
 import pytest
 from command import covnorm
-from server import Server
+from server import Server, running, wait_for
 
 from torch_covnorm import CovNormError
 from torch_covnorm.ecology import Ecology
@@ -38,6 +38,17 @@ def test_an_invalid_option_is_exit_2(options: list[str], house: Ecology):
     assert ran.code == 2
     assert options[1].removesuffix(".invalid") in ran.err or options[0] in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_idle_threads_of_the_server_and_its_workers_sleep(house: Ecology, monkeypatch):
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setenv("OMP_DISPLAY_ENV", "VERBOSE")  # GNU's OpenMP shows its settings when loaded
+    with running(house.folder, "--workers", 2) as server:
+        wait_for(lambda: server.get("/ready").status == 200, "the workers have started")
+        seen = re.findall(r"GOMP_SPINCOUNT = '(\d+)'", server.log_text())
+    if not seen:
+        pytest.skip("torch uses another OpenMP here")
+    assert seen == ["0"] * 3
 
 
 def test_serve_finds_its_ecology_as_every_command_does(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ def test_a_probe_that_fails_or_a_worker_that_ended_is_not_up(house: Ecology, end
     """The worker is real; only its reply to the second probe is made up."""
 
     async def run() -> None:
-        process = WorkerProcess(str(house.folder), Limits(threads=1), lambda: None)
+        process = WorkerProcess(house, Limits(threads=1), lambda: None)
         await asyncio.wait_for(process.up.wait(), 60)
         assert process.is_ready()
         process.replied, outbox = None, process._outbox
@@ -80,7 +80,7 @@ def test_a_network_that_accepts_one_size_only_is_probed_at_that_size(house: Ecol
 
 def test_why_a_probe_fails_is_logged(house: Ecology, caplog):
     async def run() -> None:
-        process = WorkerProcess(str(house.folder), Limits(threads=1), lambda: None)
+        process = WorkerProcess(house, Limits(threads=1), lambda: None)
         await asyncio.wait_for(process.up.wait(), 60)
         for reply in (RequestError("failed", "ValueError: 64 pixels"), False):
 
@@ -106,7 +106,7 @@ def test_a_worker_that_cannot_be_started_is_retried(house: Ecology, monkeypatch,
     monkeypatch.setattr("torch_covnorm.serve.process.LONGEST", 0.05)
 
     async def run() -> None:
-        process = WorkerProcess(str(house.folder), Limits(threads=1), lambda: None)
+        process = WorkerProcess(house, Limits(threads=1), lambda: None)
         await asyncio.wait_for(process.up.wait(), 60)
         start, tries = process._start, []
 

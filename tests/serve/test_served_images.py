@@ -7,6 +7,7 @@ import time
 import zlib
 from pathlib import Path
 
+import houses
 import numpy as np
 import pytest
 from command import covnorm
@@ -81,6 +82,34 @@ def test_control_the_rotation_matters(server: Server):
     sure = {server.predict("coins", rotated(n)).best[1] for n in (1, 3, 6, 8)}
     assert len(sure) == 4
     assert max(sure) - min(sure) > 1e-4
+
+
+def drawing() -> Image.Image:
+    """Return an image whose colors and alpha differ in every pixel, wider than high."""
+    return Image.fromarray(RNG.integers(0, 256, (20, 50, 4), np.uint8).repeat(2, 0).repeat(2, 1))
+
+
+@pytest.mark.parametrize("fit", ["squash", "letterbox"])
+def test_alpha_and_letterbox_are_served_as_the_domain_was_made(fit: str, writable, tmp_path: Path):
+    """Expected: the picture composited by the formula in float64, without alpha."""
+    houses.put(writable.ecology, "posters", fit=fit, background="#0a7fc3", side=48)
+    houses.put(writable.ecology, "before", fit=fit, side=48)  # as stores were: alpha is dropped
+    pixels = np.asarray(drawing()).astype(np.float64)
+    color, a = pixels[..., :3], pixels[..., 3:] / 255
+    flat = np.rint(a * color + (1 - a) * np.array([10, 127, 195])).astype(np.uint8)
+    images = {"posters": flat, "before": color.astype(np.uint8)}
+    alpha, where = encoded(Image.fromarray(pixels.astype(np.uint8))), writable.ecology.folder
+    (tmp_path / "alpha.png").write_bytes(alpha)
+    for name, opaque in images.items():
+        answer = writable.server.predict(name, alpha)
+        assert answer.status == 200, answer.body
+        equal = writable.server.predict(name, encoded(Image.fromarray(opaque)))
+        assert answer.best == (equal.best[0], pytest.approx(equal.best[1], abs=1e-6))
+        args = ("predict", name, tmp_path / "alpha.png", "--ecology", where, "--json")
+        assert answer.best[1] == pytest.approx(covnorm(*args).json[0]["probability"], abs=1e-5)
+        other = images["before" if name == "posters" else "posters"]  # a control
+        wrong = writable.server.predict(name, encoded(Image.fromarray(other)))
+        assert abs(answer.best[1] - wrong.best[1]) > 1e-4 or answer.best[0] != wrong.best[0]
 
 
 def whole(side: int) -> bytes:

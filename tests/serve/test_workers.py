@@ -153,7 +153,7 @@ def alone(folder: Path) -> Iterator[Connection]:
     """Run a worker without a server, and yield its pipe."""
     spawn = multiprocessing.get_context("spawn")
     pipe, theirs = spawn.Pipe()
-    process = spawn.Process(target=worker.main, args=(theirs, str(folder), 1), daemon=True)
+    process = spawn.Process(target=worker.main, args=(theirs, str(folder), False, 1), daemon=True)
     process.start()
     theirs.close()
     try:

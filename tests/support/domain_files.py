@@ -47,12 +47,12 @@ def randomize_(domain):
 
 
 def network(kind="residual", **arguments):
-    """A network with a trained-looking domain "flowers"."""
+    """A network with a trained-looking domain "flowers", by default with norms of its own."""
     net = cn.MultiDomainNetwork(backbone())
     adapter = "residual" if kind in ("covnorm", "absorbed") else kind
-    arguments = {"classes": CLASSES, "preprocessing": PREPROCESSING} | arguments
+    given = {"classes": CLASSES, "preprocessing": PREPROCESSING, "norms": "own"} | arguments
     torch.manual_seed(1)
-    randomize_(net.add_domain("flowers", adapter=adapter, **arguments))
+    randomize_(net.add_domain("flowers", adapter=adapter, **given))
     if kind in ("covnorm", "absorbed"):
         cn.normalize_(net, "flowers", cn.collect(net, "flowers", [images(40)]), variance=0.9)
     if kind == "absorbed":

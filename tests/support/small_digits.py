@@ -31,12 +31,14 @@ def backbone(dropout: float = 0.0, widths: tuple[int, int] = (6, 8)) -> nn.Modul
     )
 
 
-def network(dropout: float = 0.0, adapter: str = "residual") -> cn.MultiDomainNetwork:
+def network(
+    dropout: float = 0.0, adapter: str = "residual", norms: str = "own"
+) -> cn.MultiDomainNetwork:
     """A network with a domain to train, "digits", and one that must not change, "other"."""
     net = cn.MultiDomainNetwork(backbone(dropout))
     torch.manual_seed(1)
-    net.add_domain("digits", classes=10, adapter=adapter)
-    net.add_domain("other", classes=3)
+    net.add_domain("digits", classes=10, adapter=adapter, norms=norms)
+    net.add_domain("other", classes=3, norms=norms)
     return net
 
 
@@ -54,14 +56,15 @@ def batches(n: int = 60, size: int = 20, start: int = 0) -> Batches:
 def trained() -> tuple[cn.MultiDomainNetwork, Batches]:
     """A network with a domain "ra" whose residual adapters are trained, and its data."""
     net, data = cn.MultiDomainNetwork(backbone()), batches(200, 20)
-    cn.adapt(net, "ra", data, data[:3], method="ra", epochs=6, lr=0.02, classes=10)
+    given = {"epochs": 6, "lr": 0.02, "norms": "own"}
+    cn.adapt(net, "ra", data, data[:3], "ra", training="default", classes=10, **given)
     return net, data
 
 
 def regression(n: int = 60, size: int = 20) -> tuple[cn.MultiDomainNetwork, Batches]:
     """A network with a domain "ink", and images labelled with their darkness."""
     net = cn.MultiDomainNetwork(backbone())
-    net.add_domain("ink", classes=1)
+    net.add_domain("ink", classes=1, norms="own")
     return net, [(x, x.mean((1, 2, 3))[:, None]) for x, _ in batches(n, size)]
 
 

@@ -25,10 +25,17 @@ from torch_covnorm.ecology.add import add
 from torch_covnorm.ecology.config import AddConfig, add_config
 from torch_covnorm.ecology.join import METHOD, join
 from torch_covnorm.ecology.manifest import FORMAT, MANIFEST, Manifest
+from torch_covnorm.methods.recipes import METHODS
+from torch_covnorm.network.sites import NORMS
 from torch_covnorm.training.progress import Reporter
 
 CLASSES = tuple("0123456789")
 PARTS = {"train": 60, "val": 20, "test": 40}
+# Nothing is chosen from the data, so one epoch is one epoch, and no domain becomes a linear head.
+FIXED = {
+    name: getattr(cn.Training(), name)
+    for name in ("lr", "norm_statistics", "head", "augment", "class_weights", "keep", "recover")
+}
 
 
 def backbone(seed: int = 0) -> nn.Module:
@@ -64,9 +71,10 @@ def decoded(*splits: str, parity: bool = False, start: int = 0) -> Decoded:
 def config(
     method: str = "covnorm", dtype: str = "float16", seed: int = 0, **options: Any
 ) -> AddConfig:
-    """Return settings for one epoch of any method."""
+    """Return settings for one epoch of any method, with fixed settings of training."""
     ranks = {"variance": 0.9} if method in ("covnorm", METHOD) else {}
-    options = {"epochs": 1, "norms": "batch", **ranks, **options}
+    fixed = {**FIXED, **METHODS[method].training} if method in METHODS else FIXED
+    options = {"epochs": 1, **fixed, **ranks, **options}
     return add_config(method, options, batch=20, dtype=dtype, seed=seed)
 
 
@@ -93,7 +101,7 @@ def everything(folder: Path) -> Ecology:
     added(ecology, "digits")
     added(ecology, "parity")
     joined(ecology, "digits", "parity")
-    added(ecology, "alone", seed=1)
+    added(ecology, "alone", seed=1, norms="sites")
     added(ecology, "norms", "bn")
     return ecology
 
@@ -113,11 +121,12 @@ def facts(accuracy: float = 50.0, **more: Any) -> dict[str, Any]:
 
 
 def network(*names: str, seed: int = 0) -> cn.MultiDomainNetwork:
-    """Return a network with randomly changed domains of these names."""
+    """Return a network with randomly changed domains of these names, of all kinds of norms."""
     net = cn.MultiDomainNetwork(backbone()).eval()
     for name in names:
-        torch.manual_seed(int(hashlib.sha256(f"{name} {seed}".encode()).hexdigest()[:8], 16))
-        net.add_domain(name, classes=3)
+        drawn = int(hashlib.sha256(f"{name} {seed}".encode()).hexdigest()[:8], 16)
+        torch.manual_seed(drawn)
+        net.add_domain(name, classes=3, norms=NORMS[drawn % len(NORMS)])
         shake_(net.domain(name))
     return net
 
@@ -125,6 +134,15 @@ def network(*names: str, seed: int = 0) -> cn.MultiDomainNetwork:
 def put(ecology: Ecology, *names: str, seed: int = 0, replace: bool = False, **kept: Any) -> None:
     net = network(*names, seed=seed)
     ecology.put(net, {n: Details(facts(), **kept) for n in names}, replace=replace)
+
+
+def share(ecology: Ecology, *names: str, seed: int = 0, replace: bool = False) -> None:
+    """Put domains that share the basis "joint". Another seed gives another basis."""
+    net = network(*names, seed=seed)
+    torch.manual_seed(seed)
+    x = torch.randn(8, 3, 8, 8)
+    cn.join_(net, list(names), {name: cn.collect(net, name, [x]) for name in names}, 0.9)
+    ecology.put(net, {name: Details(facts()) for name in names}, replace=replace)
 
 
 # ── what is there ─────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,8 @@ def data() -> tuple[small_digits.Batches, small_digits.Batches]:
 @functools.cache
 def _trained() -> dict[str, torch.Tensor]:
     net = cn.MultiDomainNetwork(backbone())
-    cn.adapt(net, "ra", *data(), method="ra", epochs=8, lr=0.02, classes=10)
+    given = {"epochs": 8, "lr": 0.02, "norms": "own"}
+    cn.adapt(net, "ra", *data(), "ra", training="default", classes=10, **given)
     return small_digits.state(net, "ra")
 
 
@@ -33,7 +34,7 @@ def network(*names: str) -> cn.MultiDomainNetwork:
     """A network with these domains, each with the same trained residual adapters."""
     net = cn.MultiDomainNetwork(backbone()).eval()
     for name in names or ("ra",):
-        net.add_domain(name, classes=10)
+        net.add_domain(name, classes=10, norms="own")
         net.domain(name).load_state_dict(_trained())
     return net
 

@@ -10,8 +10,12 @@ from torch import Tensor, nn
 
 import torch_covnorm as cn
 from torch_covnorm.backbones import VGG16
+from torch_covnorm.backbones.timm_models import import_timm
 
 KINDS = ("residual", "parallel", "conv", "batchnorm", "lowrank", "own", "mask")
+TRAIN_NORMS = ("batchnorm", "own", "mask")  # kinds whose domains have copies of all norms
+# For the domains of a network, in turn: the same for all, or all three in one network.
+NORMS = {n: (n,) for n in ("shared", "sites", "own")} | {"mixed": ("sites", "own", "shared")}
 
 
 class TinyConvNet(nn.Module):
@@ -51,9 +55,7 @@ def mlp() -> nn.Module:
 
 
 def timm_model(name: str, **kwargs) -> nn.Module:
-    import timm
-
-    return timm.create_model(name, **kwargs)
+    return import_timm().create_model(name, **kwargs)
 
 
 def _images(side: int) -> Callable[[int], Tensor]:
@@ -68,6 +70,7 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "vgg16": (lambda: VGG16(fc=False), _images(32)),
     "resnet26": (lambda: cn.load_backbone("resnet26", weights="random"), _images(32)),
     "efficientnet-lite0": (lambda: cn.load_backbone("efficientnet-lite0"), _images(64)),
+    "mobilenet-v2": (lambda: cn.load_backbone("mobilenet-v2"), _images(64)),
     "timm resnet18": (lambda: timm_model("resnet18"), _images(64)),
     "timm efficientnet-lite0": (lambda: timm_model("tf_efficientnet_lite0"), _images(64)),
     "timm vit-tiny": (lambda: timm_model("vit_tiny_patch16_224", img_size=64), _images(64)),
@@ -79,15 +82,24 @@ def everywhere(_: str, module: nn.Module) -> bool:
     return isinstance(module, nn.Conv2d | nn.Linear)
 
 
-def network(name: str, kinds: tuple[str, ...] = KINDS, seed: int = 0) -> cn.MultiDomainNetwork:
-    """A network in eval mode with one shaken domain per kind; small ones adapt every layer."""
+def network(
+    name: str,
+    kinds: tuple[str, ...] = KINDS,
+    seed: int = 0,
+    norms: tuple[str, ...] = NORMS["mixed"],
+) -> cn.MultiDomainNetwork:
+    """A network in eval mode with one shaken domain per kind; small ones adapt every layer.
+
+    norms: of the domains, in turn.
+    """
     torch.manual_seed(seed)
     backbone = ZOO[name][0]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cn.CovNormWarning)
         net = cn.MultiDomainNetwork(backbone, sites=everywhere if name in SMALL else None)
     for i, kind in enumerate(kinds):
-        net.add_domain(kind, classes=3 + i % 3, adapter=kind)
+        which = None if kind in TRAIN_NORMS else norms[i % len(norms)]
+        net.add_domain(kind, classes=3 + i % 3, adapter=kind, norms=which)
         shake_(net.domains[kind])
     return net.eval()
 

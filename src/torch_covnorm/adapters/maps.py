@@ -100,6 +100,9 @@ class LinearMap(nn.Module):
 
         It has ``(d_in + d_out) min(kx, ky)`` parameters: the paper's 2 d min(kx, ky) for a square
         A. This map must have two or three factors.
+
+        Each column of C is scaled to a largest entry of 1 and the row of W accordingly: int8 files
+        keep one scale per row, which would round columns of very unequal size to zeros.
         """
         with torch.no_grad():
             W, *middle, C = (f.detach().cpu().double() for f in self.factors)
@@ -108,6 +111,9 @@ class LinearMap(nn.Module):
             bias = self.bias.cpu().double()
             if self.centre is not None:
                 bias = bias - C @ (W @ self.centre.cpu().double())
+            scale = C.abs().amax(0) if len(W) else C.new_ones(0)
+            scale = torch.where(scale > 0, scale, 1.0)
+            C, W = C / scale, W * scale[:, None]
             return LowRankMap.of(self.spatial, C, W, bias.to(self.bias))
 
 

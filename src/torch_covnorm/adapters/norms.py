@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,20 @@ class NormTable(NamedTuple):
             rows.append([torch.cat(column) for column in list(zip(*parts, strict=True))[:4]])
         eps = torch.cat([filler[n][0] * norm.eps for n, norm in known.items()])
         return cls(channels, *_affine(zip(*rows, strict=True), eps))
+
+    def completed(self, norms: Mapping[str, nn.Module], like: Tensor) -> NormTable:
+        """Return the table with the missing ones of these norms added, in their order."""
+        missing = {n: norm for n, norm in norms.items() if n not in self.channels}
+        if not missing:
+            return self
+        rest = NormTable.of([cast(Mapping[str, _BatchNorm], missing)], like)
+        pieces = self.by_name() | {
+            n: (scale.expand(len(self.scale), -1), shift.expand(len(self.scale), -1))
+            for n, (scale, shift) in rest.by_name().items()
+        }
+        channels = {n: pieces[n][0].shape[1] for n in norms if n in pieces}
+        scales, shifts = zip(*(pieces[n] for n in channels), strict=True)
+        return NormTable(channels, torch.cat(scales, 1), torch.cat(shifts, 1))
 
     @classmethod
     def joined(cls, tables: Sequence[NormTable]) -> NormTable:

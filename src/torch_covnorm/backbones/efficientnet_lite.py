@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .weights import loaded, renamed
+from .weights import Build
 
 # expansion, kernel, stride, channels, repeats
 STAGES = (
@@ -103,13 +103,9 @@ class EfficientNetLite0(nn.Module):
         return self.classifier(x.mean((2, 3)))
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> EfficientNetLite0 | None:
-        """Build the Lite0 of a state dict in timm's or its package's names; None: another one."""
-        if "_conv_stem.weight" in state:
-            state = renamed(state, _PUBLISHED)
-        if "conv_stem.weight" not in state:
-            return None
-        return loaded(cls, state, "classifier")  # None for Lite1 to Lite4
+    def build(cls, state: dict[str, Tensor]) -> Build:  # noqa: ARG003
+        """Return what makes the network of a state dict."""
+        return Build(cls, "classifier", (_PUBLISHED,))
 
 
 # Layer names of the package of weights, and ours.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import CovNormError
-from .weights import loaded, renamed
+from .weights import Build
 
 
 class Block(nn.Module):
@@ -60,17 +60,13 @@ class ResNet26(nn.Module):
         return self.fc(F.adaptive_avg_pool2d(x, 1).flatten(1))
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> ResNet26 | None:
-        """Build the network of a state dict in our or the published names; None: another one."""
-        if "pre_layers_conv.conv.weight" in state:
-            if any(".parallel_conv." in k or re.search(r"\.bns\.\d+\.0\.conv\.", k) for k in state):
-                raise CovNormError(
-                    "this ResNet-26 was trained with adapters inside. Use one of the mode 'normal'."
-                )
-            state = renamed(state, _PUBLISHED)
-        if "end_bn.weight" not in state:
-            return None
-        return loaded(cls, state, "fc")
+    def build(cls, state: dict[str, Tensor]) -> Build:
+        """Return what makes the network of a state dict; refuse one with adapters inside."""
+        if any(".parallel_conv." in k or re.search(r"\.bns\.\d+\.0\.conv\.", k) for k in state):
+            raise CovNormError(
+                "this ResNet-26 was trained with adapters inside. Use one of the mode 'normal'."
+            )
+        return Build(cls, "fc", (_PUBLISHED,))
 
 
 # Layer names of the residual-adapter authors, for their first task, and ours.

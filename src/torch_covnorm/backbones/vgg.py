@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from .weights import loaded
+from .weights import Build
 
 CHANNELS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # 0: pool
+FC6 = 4096 * 512 * 7 * 7  # its weights; no other layer has as many
 
 
 class VGG16(nn.Module):
@@ -59,12 +60,14 @@ class VGG16(nn.Module):
         return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> VGG16 | None:
-        """Build the VGG16 of a torchvision state dict, or return None if it is another network.
+    def build(cls, state: dict[str, Tensor]) -> Build:
+        """Return what makes the VGG16 of a state dict, with the fc layers if it has them."""
+        fc = any(tensor.numel() == FC6 for tensor in state.values())
+        if not fc:
+            return Build(partial(cls, False), "classifier", ({"head.fc": "classifier"},))
+        return Build(partial(cls, True), "classifier.6", (_TIMM,))
 
-        The fc layers and the head are included if the state dict has them.
-        """
-        if state.get("features.0.weight", torch.empty(0)).shape != (64, 3, 3, 3):
-            return None
-        fc = "classifier.0.weight" in state
-        return loaded(partial(cls, fc), state, "classifier.6" if fc else "classifier")
+
+# timm's fc layers are convolutions.
+_TIMM = {"pre_logits.fc1": "classifier.0", "pre_logits.fc2": "classifier.3"}
+_TIMM |= {"head.fc": "classifier.6"}

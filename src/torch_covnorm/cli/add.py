@@ -11,17 +11,19 @@ from typing import Annotated, Any
 import typer
 
 from ..data.decode import Decoded
-from ..data.images import Augment
 from ..data.source import Source, read_source
 from ..ecology import Ecology
 from ..ecology.add import add as add_domain
+from ..ecology.add import more_images
 from ..ecology.config import BATCH, AddConfig, add_config
 from ..ecology.images import decode_for, images_of
 from ..ecology.join import METHOD as JOINT
 from ..ecology.join import join as join_domains
+from ..ecology.manifest import KEEP
 from ..errors import CovNormError
 from ..methods.recipes import METHODS
 from ..report.wording import size
+from ..training.augment import Augment
 from .inspect import summary
 from .options import Compute, Output, Seed, domain_names, pairs, panel, run_option
 from .screen import Screen, table
@@ -29,7 +31,7 @@ from .screen import Screen, table
 ranks, training, inputs = panel("Ranks"), panel("Training"), panel("Images")
 stored = panel("Stored file")
 SINGLE = [name for name, method in METHODS.items() if not method.joint]  # of one domain
-NORMS_HELP = "BatchNorm statistics: frozen or batch. Default: frozen (method bn: batch)."
+NORMS_HELP = "BatchNorms that the domain copies: shared (none), sites or own (all)."
 SETTINGS_HELP = "Any other setting of the method or its training."
 
 
@@ -41,9 +43,10 @@ class Adapting(Compute):
         float | None, ranks("Keep this share of the variance at every layer (the paper: 0.99).")
     ] = None
     epochs: Annotated[
-        int | None, training("Epochs of training; tuning takes half as many. Default: 10.", min=0)
+        int | None,
+        training("Epochs of training; tuning takes half as many. Default: by the images.", min=0),
     ] = None
-    lr: Annotated[float | None, training("Learning rate. Default: depends on the method.")] = None
+    lr: Annotated[float | None, training("Learning rate. Default: chosen on validation.")] = None
     norms: Annotated[str | None, training(NORMS_HELP)] = None
     batch: Annotated[int, training("Images per training step.", min=2)] = BATCH
     settings: Annotated[list[str] | None, training(SETTINGS_HELP, "--set", metavar="KEY=VALUE")] = (
@@ -62,11 +65,19 @@ class Adapting(Compute):
 def init(
     folder: Annotated[Path, typer.Argument(metavar="ECOLOGY", help="Folder to create.")],
     backbone: Annotated[
-        str, typer.Option(help="efficientnet-lite0, vgg16, resnet26, a timm name, or a file.")
+        str,
+        typer.Option(
+            help="efficientnet-lite0, mobilenet-v2, vgg16, resnet26, a timm name, "
+            "hf-hub:user/model, a file of weights, or file.py:function for a network of yours."
+        ),
     ] = "efficientnet-lite0",
     weights: Annotated[
-        str | None, typer.Option(help="Weights file for a backbone given by name, or 'random'.")
+        str | None,
+        typer.Option(help="Weights file for a backbone given by name or function, or 'random'."),
     ] = None,
+    keep: Annotated[
+        int, typer.Option(min=0, help="Earlier versions to keep of every domain, for rollback.")
+    ] = KEEP,
     *,
     common: Output,
 ) -> None:
@@ -75,11 +86,15 @@ def init(
     covnorm init house
 
     covnorm init house --backbone vgg16 --weights vgg16.safetensors
+
+    covnorm init house --backbone nets.py:my_network --weights trained.pth
     """
-    record = Ecology.create(folder, backbone, weights).backbone
+    ecology = Ecology.create(folder, backbone, weights, keep=keep)
+    record, matched = ecology.backbone, ecology.matched
     common.screen.result(
-        {"ecology": str(folder), "backbone": record},
+        {"ecology": str(folder), "backbone": record, "matched": matched and matched.record()},
         f"{folder}: {record['name']}, {record['parameters']:,} parameters, {size(record['bytes'])}",
+        *([f"{weights or backbone}: {matched}"] if matched else []),
         f"next: covnorm add NAME IMAGES --ecology {folder}",
     )
 
@@ -104,8 +119,19 @@ def add(
         int | None, inputs("Side of the input in pixels. Default: by the images.", "--size", min=8)
     ] = None,
     fit: Annotated[
-        str, inputs("squash: use the whole image; crop: use its central square.")
+        str,
+        inputs(
+            "squash: use the whole image; crop: use its central square; letterbox: keep its shape "
+            "and pad it."
+        ),
     ] = "squash",
+    background: Annotated[
+        str,
+        inputs(
+            "Color below transparent pixels and around a letterbox: white, gray, black, #rrggbb, "
+            "or none to ignore transparency."
+        ),
+    ] = "white",
     strict: Annotated[bool, inputs("Stop at the first unreadable image.", "--strict")] = False,
     limit: Annotated[
         float, inputs("Share of the images that may be unreadable.", min=0, max=1)
@@ -115,6 +141,9 @@ def add(
         stored("float32, float16, int8 or smallest (the default with --max-drop; else float16)."),
     ] = None,
     replace: Annotated[bool, stored("Replace an existing domain.", "--replace")] = False,
+    update: Annotated[
+        bool, stored("Train an existing domain further, with these images too.", "--update")
+    ] = False,
     *,
     common: Adapting,
 ) -> None:
@@ -131,10 +160,14 @@ def add(
 
     covnorm add digits digits.npz --method bn        another method of the paper
 
+    covnorm add flowers more/ --update               more images, or more classes, of a domain
+
     If it is killed or interrupted, run the same command again to resume.
     """
     screen, ecology = common.screen, common.ecology
-    if not replace:
+    if update:
+        method = _method_of(ecology, name)
+    elif not replace:
         ecology.check_new(name)
     if budget is not None and not 0 < budget < 1:
         raise CovNormError(f"--budget {budget}: expected a share between 0 and 1")
@@ -149,10 +182,49 @@ def add(
         seed=common.seed,
         validation="val" in source.splits,
     )
-    decoding = {"size": pixels, "fit": fit, "strict": strict, "limit": limit}
-    storing = {"replace": replace, "fresh": common.fresh, "device": common.device}
+    decoding: dict[str, Any] = {"size": pixels, "fit": fit, "background": background}
+    decoding |= {"strict": strict, "limit": limit}
+    storing: dict[str, Any] = {"fresh": common.fresh, "device": common.device}
+    if update:
+        facts = _update(screen, ecology, name, images, config, **storing)
+        screen.result(_add_result(ecology, name, facts), *summary(ecology, name, facts))
+        return
+    storing["replace"] = replace
     facts = add_source(screen, ecology, name, source, config, decoding, **storing)
     screen.result(_add_result(ecology, name, facts), *summary(ecology, name, facts))
+
+
+def _method_of(ecology: Ecology, name: str) -> str:
+    """Return the method that made a domain, to update it by the same one."""
+    method = ecology.entry(name).method
+    if method not in SINGLE:
+        raise CovNormError(
+            f"domain {name!r} was made by {method!r}, which --update does not know: add it again "
+            "with all images (--replace)"
+        )
+    return method
+
+
+def _update(
+    screen: Screen,
+    ecology: Ecology,
+    name: str,
+    images: Path,
+    config: AddConfig,
+    **storing: Any,
+) -> dict[str, Any]:
+    """Train a domain further with more images; return its details."""
+    known = set(ecology.record(name)["classes"] or ())
+    with screen.reporting() as reporter:
+        reporter.stage("decode", "the new images, and those that the domain was made from")
+        data, source = more_images(ecology, name, images, reporter.images)
+        for line in _lines_about(data):
+            screen.info(f"          {line}")
+        if new := [c for c in data.classes if c not in known]:
+            screen.info(f"          new classes: {', '.join(new)}")
+        return add_domain(
+            ecology, name, data, config, source=source, update=True, reporter=reporter, **storing
+        )
 
 
 def add_source(
@@ -198,7 +270,7 @@ def _lines_about(data: Decoded) -> Iterator[str]:
             f"note: {len(data.duplicates)} images are in two splits, for example {first} = "
             f"{second}. The measured accuracy may be too high."
         )
-    yield f"input size: {data.size} × {data.size} pixels ({data.fit})"
+    yield f"input size: {data.size} × {data.size} pixels ({data.fit}; background {data.background})"
 
 
 def _add_result(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,6 +289,8 @@ def _add_result(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> dict[s
         "bytes": entry.bytes,
         "dtype": results["dtype"],
         "declined": results["declined"],
+        "linear": results["linear"],
+        "choices": results["choices"],
         "unreadable": facts["source"]["left_out"],
         "duplicates": facts["source"]["twice"],
         "ranks": results["ranks"],

@@ -13,10 +13,13 @@ from ..version import __version__
 from .add import add, init, join
 from .bench import bench
 from .demo import demo
-from .inspect import list_, remove, report, show, verify
+from .inspect import list_, report, show, verify
 from .options import with_common_options
+from .predict import predict
+from .screen import print_error
 from .serve import serve
-from .use import eval_, export, predict
+from .use import eval_, export
+from .versions import gc, history, import_, remove, rollback
 
 INTERRUPTED = 130  # the shells' exit code for SIGINT: 128 + 2
 RESUMABLE = {"add", "join", "demo"}
@@ -46,7 +49,8 @@ def _global_options(
 
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Build": (init, add, join, remove),
+    "Build": (init, add, join, import_),
+    "Maintain": (history, rollback, remove, gc),
     "Inspect": (list_, show, verify, report),
     "Use": (predict, eval_, export, serve),
     "Try and measure": (demo, bench),
@@ -61,14 +65,14 @@ def main() -> None:
     """Run the command: results on stdout; an error is one line on stderr, exit code 2."""
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: _print_error(f"note: {message}")  # type: ignore[assignment]
+            warnings.showwarning = lambda message, *_: print_error(f"note: {message}")  # type: ignore[assignment]
             code = app(prog_name="covnorm", standalone_mode=False)
     except CovNormError as error:
-        code = _print_error(str(error))
+        code = print_error(str(error))
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except OSError as error:  # the terminal or pipe is gone, or the disk outside the store is full
-        code = _print_error(f"{error.filename or ''} {error.strerror or error}".strip())
+        code = print_error(f"{error.filename or ''} {error.strerror or error}".strip())
     except Exception as error:
         # A usage error is click's, and newer versions of typer carry their own copy of click.
         if not hasattr(error, "format_message"):
@@ -76,13 +80,8 @@ def main() -> None:
         message = error.format_message()  # empty where the help page was shown instead
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "covnorm"
-        code = _print_error(f"{message} (see {command} --help)") if message else 2
+        code = print_error(f"{message} (see {command} --help)") if message else 2
     if code == INTERRUPTED:  # also returned by typer when it catches the interrupt itself
         resume = ": run the same command again to resume"
-        _print_error(f"interrupted{resume if RESUMABLE.intersection(sys.argv[1:2]) else ''}")
+        print_error(f"interrupted{resume if RESUMABLE.intersection(sys.argv[1:2]) else ''}")
     sys.exit(code or 0)
-
-
-def _print_error(message: str) -> int:
-    print(f"covnorm: {' '.join(message.split())}", file=sys.stderr)
-    return 2

@@ -30,13 +30,13 @@ from ..methods.adapt import adapt
 from ..records import write_file
 from ..report.wording import size
 from .add import add_source
-from .options import Output, Seed, Threads
+from .options import Output, Seed, Threads, use_threads
 from .screen import Screen, table
 
 FOLDER = Path(sample.__file__).with_name("samples")
 PIXELS = 64
 BUDGET = 0.008  # of the backbone's parameters: less than 1/8 of uncompressed adapters
-TRAINING: dict[str, Any] = {"epochs": 6, "norms": "frozen"}
+TRAINING: dict[str, Any] = {}  # the defaults
 VARIANCE = 0.9  # of joint mode
 SYSTEMS = {  # key of a task's accuracies: name of its row of means
     "bare": "bare features",
@@ -70,8 +70,7 @@ def demo(
     ten minutes on two cores. If it is interrupted, run it again to resume.
     """
     screen, start = common.screen, time.perf_counter()
-    if threads:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     ecology = _open(folder, seed)
     backbone = ecology.backbone
     screen.info(

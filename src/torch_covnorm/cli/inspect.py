@@ -1,4 +1,4 @@
-"""`list`, `show`, `remove`, `verify`, `report`: the commands that look after an ecology."""
+"""`list`, `show`, `verify`, `report`: the commands that look at an ecology."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from rich.table import Table
 
 from ..ecology import Ecology
 from ..ecology import verify as verify_files
+from ..ecology.space import Space, space
 from ..records import blame
 from ..report.wording import size
 from ..stats.ranks import by_variance
-from .options import Common, Name, domain_names, ecology_folder
+from .options import Common, Name, Opening, ecology_folder
 from .screen import table
 
 STAGES = {
@@ -25,34 +26,58 @@ STAGES = {
     "final": "as stored",
 }
 RANKS = ("site", "d", "k_x", "k_y", "η = k_y/k_x", "x for 99 %", "y for 99 %", "A for 99 %")
+KEPT = {
+    "trained": "trained A",
+    "moments": "moments",
+    "examples": "examples",
+    "details": "results",
+    "versions": "earlier versions",
+}
 LISTED = ("method", "classes", "accuracy", "parameters", "total", "bytes", "basis")
 
 
 def list_(*, common: Common) -> None:
-    """List the domains: method, classes, accuracy, size.
+    """List the domains: method, classes, accuracy, size; and what takes space beside them.
 
     covnorm list --json
     """
     ecology, backbone = common.ecology, common.ecology.backbone
-    value: list[dict[str, Any]] = [
-        {"domain": name, **{key: getattr(entry, key) for key in LISTED}}
-        for name, entry in ecology.domains.items()
-    ]
+    taken, versions = space(ecology), ecology.versions
+    value: list[dict[str, Any]] = []
+    for name, entry in ecology.domains.items():
+        kept = taken.kept_of.get(name, {})
+        row = {"domain": name, **{key: getattr(entry, key) for key in LISTED}}
+        row |= {"kept_bytes": sum(kept.values()), "kept": kept}
+        value.append({**row, "versions": len(versions.get(name, ()))})
     shown = ("domain", "method", "classes", "accuracy", "parameters")
     rows = []
     for row in value:
         share = f"{row['parameters'] / backbone['parameters']:.2%}"
-        rows.append([*(row[key] for key in shown), share, size(row["bytes"])])
+        cells = [row[key] for key in shown]
+        rows.append([*cells, share, size(row["bytes"]), size(row["kept_bytes"])])
     columns = ("domain", "method", "classes", "accuracy %", "adapter", "of backbone", "file")
-    bases = [ecology.blobs.size(blobs["tensors"]) for blobs in ecology.bases.values()]
-    total = size(sum(row["bytes"] for row in value) + sum(bases))
+    shared = " including what they share" if ecology.bases else ""
     common.screen.result(
         value,
-        table("", columns, rows),
-        f"{len(rows)} domain{'s' * (len(rows) != 1)}: {total}"
-        f"{' including what they share' * bool(bases)}, in addition to the "
-        f"{size(backbone['bytes'])} of {backbone['name'] or backbone['class']}",
+        table("", (*columns, "kept"), rows),
+        f"{len(rows)} domain{'s' * (len(rows) != 1)}: {size(taken.served)}{shared}, in addition "
+        f"to the {size(backbone['bytes'])} of {backbone['name'] or backbone['class']}",
+        *_lines_about(taken, [name for name in versions if name not in ecology.domains]),
     )
+
+
+def _lines_about(taken: Space, removed: list[str]) -> Iterator[str]:
+    """Yield lines about what takes space beside what is served."""
+    parts = [f"{KEPT[kind]} {size(n)}" for kind, n in taken.kept.items() if n]
+    if parts:
+        yield f"kept for later: {size(sum(taken.kept.values()))} ({', '.join(parts)})"
+    beside = {"decoded images": taken.cache, "unfinished work": taken.work}
+    parts = [f"{size(n)} of {what}" for what, n in beside.items() if n]
+    if parts:
+        yield f"beside them: {', '.join(parts)}; to free: covnorm gc --cache"
+    if removed:
+        names = ", ".join(removed[:8]) + (", …" if len(removed) > 8 else "")
+        yield f"removed, can be restored by covnorm rollback: {names}"
 
 
 def show(name: Name, *, common: Common) -> None:
@@ -83,7 +108,14 @@ def summary(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> Iterator[T
         f"file     {size(entry.bytes)} ({results['dtype']}; with norms, head and record): "
         f"{entry.bytes / backbone['bytes']:.2%} of the backbone's {size(backbone['bytes'])}"
     )
-    if results.get("declined"):
+    if results.get("linear"):
+        val = facts["source"]["images"].get("val", 0)
+        yield (
+            f"note: on {val:,} validation images the adapters were worse than a linear head on the "
+            "frozen backbone, so that head is stored. More images, a larger --size or another "
+            "backbone may help."
+        )
+    elif results.get("declined"):
         yield "note: tuning lowered the validation accuracy, so the untuned domain is kept"
     if results.get("whole"):
         yield (
@@ -96,6 +128,8 @@ def summary(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> Iterator[T
 def _details(facts: Mapping[str, Any]) -> Iterator[Table | str]:
     """Yield the tables and lines about a domain's ranks, sizes, storage, losses and history."""
     results = facts["results"]
+    if results.get("choices"):
+        yield table("chosen", ("", ""), list(_chosen(results["choices"])))
     if results["ranks"]:
         yield table("ranks", RANKS, [_rank_row(results, site) for site in results["ranks"]])
     denominators = results["denominators"]
@@ -122,6 +156,16 @@ def _details(facts: Mapping[str, Any]) -> Iterator[Table | str]:
     yield table("history", ("time", "", "method", "accuracy %", "adapter"), events)
 
 
+def _chosen(choices: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what the training chose, as pairs of name and value."""
+    for name, value in choices.items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        for key, part in parts:
+            shown = part if isinstance(part, dict) else {"": part}
+            text = ", ".join(f"{k}: {v}" if k else str(v) for k, v in shown.items())
+            yield f"{name} {key}".strip(), text
+
+
 def _rank_row(results: dict[str, Any], site: str) -> tuple[Any, ...]:
     """Return a site's ranks, and how many directions hold 99 % of x, of y and of A itself."""
     kx, ky = results["ranks"][site]
@@ -134,32 +178,15 @@ def _rank_row(results: dict[str, Any], site: str) -> tuple[Any, ...]:
     return (site, results["widths"][site], kx, ky, ratio, *needed)
 
 
-def remove(
-    names: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="DOMAIN…", autocompletion=domain_names, help="Names of the domains to remove."
-        ),
-    ],
-    *,
-    common: Common,
-) -> None:
-    """Remove domains. The others do not change by a single byte.
-
-    covnorm remove flowers
-    """
-    common.ecology.remove(names)
-    common.screen.result({"removed": names}, f"removed: {', '.join(names)}")
-
-
-def verify(*, common: Common) -> None:
+def verify(*, common: Opening) -> None:
     """Check every file of the ecology; exit with code 2 if one is damaged or missing.
 
     covnorm verify
     """
     with common.screen.reporting() as reporter:
         reporter.stage("verify", "checksums of all files, records, and the backbone's fingerprint")
-        problems = verify_files(ecology_folder(common.where), progress=reporter.images)
+        folder, trust = ecology_folder(common.where), common.trust_code
+        problems = verify_files(folder, progress=reporter.images, trust_code=trust)
     value = {"ok": not problems, "problems": problems}
     common.screen.result(value, *(problems or ["no problems found"]))
     if problems:

@@ -19,6 +19,8 @@ import typer
 from ..ecology import Ecology
 from ..ecology.manifest import MANIFEST
 from ..errors import CovNormError
+from ..threads import default_threads
+from .device import check_device
 from .screen import Screen
 
 VARIABLE = "COVNORM_ECOLOGY"
@@ -59,6 +61,15 @@ def domain_names(incomplete: str) -> list[str]:
     return []
 
 
+def version_names(incomplete: str) -> list[str]:
+    """Return the names that complete a word, of removed domains too, for the shell's completion."""
+    with contextlib.suppress(CovNormError):
+        ecology = Ecology(ecology_folder(None))
+        known = {**ecology.domains, **ecology.versions}
+        return [name for name in known if name.startswith(incomplete)]
+    return []
+
+
 def pairs(given: list[str]) -> dict[str, Any]:
     """Parse ``key=value`` settings; a value is JSON if it parses as JSON, and text otherwise."""
     settings: dict[str, Any] = {}
@@ -75,10 +86,27 @@ def pairs(given: list[str]) -> dict[str, Any]:
 
 
 Seed = Annotated[int, run_option("Seed of all random numbers, those of splits included.")]
-Threads = Annotated[int | None, run_option("CPU threads. Default: chosen by torch.", min=1)]
+Threads = Annotated[
+    int | None,
+    run_option("CPU threads. Default: $OMP_NUM_THREADS, or else every CPU it may use.", min=1),
+]
+TrustCode = Annotated[
+    bool,
+    run_option(
+        "Run a backbone that is code (file.py:function) from a store of someone else. Read it "
+        "first: it can do anything that you can.",
+        "--trust-code",
+    ),
+]
 Name = Annotated[
     str, typer.Argument(metavar="DOMAIN", autocompletion=domain_names, help="Name of a domain.")
 ]
+
+
+def use_threads(given: int | None) -> None:
+    """Compute with so many threads, or else with as many as this process may use."""
+    if (threads := given or default_threads()) is not None:
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -107,22 +135,27 @@ class Common(Output):
 
 
 @dataclass(frozen=True)
-class Compute(Common):
+class Opening(Common):
+    """The options of every command that also opens the network."""
+
+    trust_code: TrustCode = False
+
+    @cached_property
+    def ecology(self) -> Ecology:
+        """The ecology, opened."""
+        return Ecology(ecology_folder(self.where), self.trust_code)
+
+
+@dataclass(frozen=True)
+class Compute(Opening):
     """The options of every command that also runs the network."""
 
     device: Annotated[str, run_option("cpu, cuda or mps.")] = "cpu"
     threads: Threads = None
 
     def __post_init__(self) -> None:
-        if self.threads:
-            torch.set_num_threads(self.threads)
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise CovNormError(
-                f"--device {self.device}: {str(error).splitlines()[0]}. Choose cpu or another "
-                "device."
-            ) from None
+        use_threads(self.threads)
+        check_device(self.device)
 
 
 def with_common_options(command: Callable[..., None]) -> Callable[..., None]:

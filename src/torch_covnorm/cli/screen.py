@@ -28,8 +28,8 @@ class Screen:
 
     def __init__(self, as_json: bool = False, quiet: bool = False) -> None:
         self.as_json, self.quiet = as_json, quiet
-        # No table is cut to the width of the terminal: a truncated number would be wrong.
-        self.out = Console(file=sys.stdout, width=10_000, **PLAIN)
+        # No table is cut, whatever the width of the terminal: a truncated number would be wrong.
+        self.out = Console(file=sys.stdout, width=2**30, **PLAIN)
         self.err = Console(file=sys.stderr, **PLAIN)
 
     def result(self, value: Any, *shown: Any) -> None:
@@ -44,6 +44,10 @@ class Screen:
             return
         for part in shown:
             self.out.print(_printable(part) if isinstance(part, str) else part)
+
+    def text(self, text: str) -> None:
+        """Print text as it is, for other programs."""
+        sys.stdout.write(_printable(text))
 
     def info(self, text: str) -> None:
         """Print a message about what is happening, unless quiet."""
@@ -107,18 +111,25 @@ DESCRIPTIONS = {
     "collect": "n, mean and covariance of A's input, over the training images",
     "gradients": "gradients of the loss at A's output, over a few hundred images",
     "normalize": "compress A to C·M·W in closed form; validation images decide how far",
+    "race": "try learning rates for a short while, judged on the validation images",
     "train": "train what the domain owns; the backbone stays frozen",
     "tune": "train M, norms and head to recover what the compression lost",
     "warm-up": "train only the new head first",
 }
 
 
+def print_error(message: str) -> int:
+    """Print an error in one line on stderr; return its exit code."""
+    print(f"covnorm: {' '.join(message.split())}", file=sys.stderr)
+    return 2
+
+
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Table:
     """Return a table with text aligned left and numbers aligned right."""
     result = Table(title=title or None, title_justify="left", header_style="bold", box=None)
     for i, column in enumerate(columns):
-        number = any(not isinstance(row[i], str) for row in rows) or column[-1:] == "%"
-        result.add_column(column, justify="right" if number and i else "left", no_wrap=True)
+        number = any(not isinstance(row[i], str) for row in rows) or (i and column[-1:] == "%")
+        result.add_column(column, justify="right" if number else "left", no_wrap=True)
     for row in rows:
         result.add_row(*(_text(cell) for cell in row))
     return result

@@ -10,7 +10,7 @@ import typer
 
 from ..ecology import Ecology
 from ..errors import CovNormError
-from .options import ECOLOGY_HELP, ecology_folder, panel
+from .options import ECOLOGY_HELP, TrustCode, ecology_folder, panel
 
 LOGS = ("text", "json")
 address, batching, limit = panel("Address"), panel("Workers and batches"), panel("Limits")
@@ -22,7 +22,9 @@ def serve(
     host: Annotated[str, address("Address; 0.0.0.0 listens on every interface.")] = "127.0.0.1",
     port: Annotated[int, address("Port; 0 picks a free one.", min=0, max=65535)] = 8080,
     workers: Annotated[int, batching("Number of worker processes.", min=1)] = 1,
-    threads: Annotated[int, batching("CPU threads per worker; 0 lets torch choose.", min=0)] = 0,
+    threads: Annotated[
+        int, batching("CPU threads per worker; 0: its share of the CPUs.", min=0)
+    ] = 0,
     batch: Annotated[int, batching("Most images per forward pass.", min=1)] = 16,
     wait: Annotated[float, batching("Milliseconds to wait for a batch to fill.", min=0)] = 4,
     mixed: Annotated[
@@ -44,6 +46,7 @@ def serve(
     allow_writes: Annotated[
         bool, access("Let clients upload and delete domains.", "--allow-writes")
     ] = False,
+    trust_code: TrustCode = False,
     logs: Annotated[str, log("Format of the log on stderr: text or json.")] = "text",
     json: Annotated[bool, address("Print the address as JSON on stdout.", "--json")] = False,
 ) -> None:
@@ -82,7 +85,7 @@ def serve(
         pins=tuple(pin or ()),
     )
     run(
-        Ecology(ecology_folder(folder)),
+        Ecology(ecology_folder(folder), trust_code),
         host=host,
         port=port,
         limits=limits,

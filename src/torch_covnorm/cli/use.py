@@ -1,4 +1,4 @@
-"""`predict`, `eval`, `export`: the commands that use a domain."""
+"""`eval`, `export`: the commands that use a domain."""
 
 from __future__ import annotations
 
@@ -10,41 +10,10 @@ import typer
 
 from ..ecology.images import images_of
 from ..ecology.measure import held_out, percent
-from ..ecology.prediction import probabilities, read_inputs
+from ..ecology.prediction import probabilities
 from ..errors import CovNormError, choices
 from ..report.wording import size
-from .options import Common, Compute, Name
-from .screen import table
-
-
-def predict(
-    name: Name,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE…", help="Image files.")],
-    top: Annotated[int, typer.Option(min=1, help="Number of answers per image.")] = 5,
-    *,
-    common: Compute,
-) -> None:
-    """Classify images with a domain.
-
-    covnorm predict flowers a.jpg b.png --top 3
-    """
-    net = common.ecology.network()
-    classes = common.ecology.load(net, name).classes
-    if not classes:
-        raise CovNormError(
-            f"domain {name!r} has no classes, so it cannot classify images: choose another domain"
-        )
-    chances = probabilities(net.to(common.device), name, read_inputs(net, name, images))
-    best = chances.topk(min(top, len(classes)), dim=1)
-    value, rows = [], []
-    for file, places, values in zip(images, best.indices, best.values, strict=True):
-        answers = [(classes[i], p) for i, p in zip(places.tolist(), values.tolist(), strict=True)]
-        listed = [{"label": label, "probability": p} for label, p in answers]
-        value.append({"file": str(file), **listed[0], "top": listed})
-        (label, p), *others = answers
-        rows.append((str(file), label, 100 * p, ", ".join(f"{k} {100 * q:.1f}" for k, q in others)))
-    columns = ("image", "answer", "probability %", "next best")
-    common.screen.result(value, table("", columns, rows))
+from .options import Compute, Name, Opening
 
 
 def eval_(
@@ -99,7 +68,7 @@ def export(
         typer.Option(help="File or folder to write. Default: a file named after the domain, here."),
     ] = None,
     *,
-    common: Common,
+    common: Opening,
 ) -> None:
     """Export a domain as a plain network with its adapters folded in.
 

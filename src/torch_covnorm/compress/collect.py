@@ -16,7 +16,7 @@ from ..errors import CovNormError, at_site
 from ..network.network import MultiDomainNetwork
 from ..network.routing import eval_mode, stepwise
 from ..stats.moments import Moments
-from ..training.batches import images_of
+from ..training.batches import as_loader
 
 
 @torch.no_grad()
@@ -42,8 +42,8 @@ def collect(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> dict[s
     with ExitStack() as hooks, eval_mode(net.backbone, net.domain(name)), stepwise():
         for site, A in maps.items():
             hooks.enter_context(A.register_forward_pre_hook(partial(observe, site)))
-        for batch in loader:
-            net(images_of(batch).to(device), domain=name)
+        for images, _ in as_loader(loader, net.domain(name).preprocessing, labels=False):
+            net(images.to(device), domain=name)
     return moments
 
 

@@ -24,7 +24,7 @@ from ..errors import CovNormError, at_site, check_choice
 from ..network.network import MultiDomainNetwork
 from ..network.routing import eval_mode, stepwise
 from ..stats.moments import Moments
-from ..training.batches import images_of, labels_of
+from ..training.batches import as_loader, labels_of
 from .collect import maps_of
 
 Metric = Literal["variance", "loss"]
@@ -176,7 +176,8 @@ def collect_gradients(
     with ExitStack() as hooks, eval_mode(net.backbone, domain), stepwise(), torch.enable_grad():
         for site, A in maps.items():
             hooks.enter_context(A.register_forward_hook(partial(keep, site)))
-        for x, given in _spread(loader, images, labels):
+        batches = as_loader(loader, domain.preprocessing, labels=False)
+        for x, given in _spread(batches, images, labels):
             logits = _scores(net(x.to(device), domain=name), name)
             if labels == "model":
                 chances = logits.detach().float().softmax(1).cpu()
@@ -208,13 +209,12 @@ def _spread(
     """
     total, passed, left = 1, 0, images
     for batch in loader:
-        x, y = images_of(batch), None
-        if labels == "given":
-            if not isinstance(batch, tuple | list) or len(batch) < 2:
-                raise CovNormError(
-                    "labels='given' needs a loader of (images, labels), but it yields only images"
-                )
-            y = torch.as_tensor(batch[1])
+        x, y = batch
+        if labels == "given" and y is None:
+            raise CovNormError(
+                "labels='given' needs a loader of (images, labels), but it yields only images"
+            )
+        y = y if labels == "given" else None
         if images is not None and left is not None:
             if passed == 0:
                 total = max(images, operator.length_hint(loader) * len(x))

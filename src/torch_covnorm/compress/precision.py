@@ -13,6 +13,7 @@ import torch
 
 from ..adapters import CovNormMap
 from ..network import files
+from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
 from ..records import sealed
 from ..training.evaluation import evaluate
@@ -33,9 +34,10 @@ def round_(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> None:
     )
 
 
-def stored_bytes(net: MultiDomainNetwork, name: str, dtype: torch.dtype) -> int:
+def stored_bytes(net: MultiDomainNetwork, domain: str | Domain, dtype: torch.dtype) -> int:
     """Return the bytes of a domain's tensors and record, as the store writes them."""
-    record, tensors = files.packed(net, net.domain(name), dtype)
+    whole = net.domain(domain) if isinstance(domain, str) else domain
+    record, tensors = files.packed(net, whole, dtype)
     return len(safetensors.torch.save(tensors)) + len(sealed(files.FORMAT, record))
 
 

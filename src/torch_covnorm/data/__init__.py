@@ -5,12 +5,12 @@ Importing this loads no image library. Reading the first image does.
 
 from __future__ import annotations
 
+from ..training.augment import Augment
 from .annotations import Annotations, read_annotations, write_predictions
 from .decathlon import PUBLISHED, RULES, Decathlon, Split
 from .decode import Decoded, Images, decode
 from .image_files import load_image, read_image
 from .images import (
-    Augment,
     Rule,
     centre_crop,
     channel_statistics,

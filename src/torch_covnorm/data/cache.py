@@ -15,7 +15,7 @@ import re
 import secrets
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -23,10 +23,11 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from ..errors import CovNormError
-from ..records import blame, checksum
+from ..records import blame, checksum, disk_bytes
 from .image_files import ImageError
 
 LOOKAHEAD = 64  # tasks that may be ahead of the result that is taken next
+ROWS = re.compile(r"[0-9a-f]{32}\.npy")
 LEFTOVER = re.compile(r"\.[0-9a-f]{32}\.npy\.[0-9a-f]{16}")
 Shape = tuple[int, ...]
 T = TypeVar("T")
@@ -172,6 +173,43 @@ def cache_in_use(folder: Path | None) -> Iterator[bool]:
                         file.unlink(missing_ok=True)
             fcntl.flock(handle, fcntl.LOCK_SH)
         yield True
+    finally:
+        os.close(handle)
+
+
+def cached_files(folder: Path) -> list[Path]:
+    """Return the files of a cache, those of killed processes included."""
+    if not folder.is_dir():
+        return []
+    names = (ROWS, LEFTOVER)
+    return [f for f in folder.iterdir() if any(name.fullmatch(f.name) for name in names)]
+
+
+def clear_cache(
+    folder: Path, names: Container[str] | None = None, dry_run: bool = False
+) -> int | None:
+    """Remove the files of a cache, or those of these names, and return their bytes.
+
+    None if another process is decoding images into it. With `dry_run`, nothing is removed.
+    """
+    files = [f for f in cached_files(folder) if names is None or f.name in names]
+    if not files:
+        return 0
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except (ImportError, OSError):  # no locks on Windows and on some disks
+            pass
+        freed = disk_bytes(files)
+        for file in [] if dry_run else files:
+            with blame(file):
+                file.unlink(missing_ok=True)
+        return freed
     finally:
         os.close(handle)
 

@@ -11,23 +11,31 @@ import statistics
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CovNormError, choices
+from ..errors import CovNormError, check_integer, choices
 from ..records import blame
+from ..threads import usable_cpus
 from .cache import Row, cache_in_use, collect_rows, load_rows, map_in_order, pixel_hash
 from .image_files import MIN_SIDE, ImageError, image_size, load_image
-from .images import FITS, check_integer, fit_image
+from .images import (
+    FITS,
+    RESIZE,
+    WHITE,
+    InputShape,
+    check_background,
+    fit_image,
+)
 from .source import Source
-from .splits import Items, first_few
+from .splits import SPLITS, Items, first_few
 
-VERSION = 1  # of the files in a cache
+VERSION = 2  # of the files in a cache
 SAMPLE = 200  # images used to choose the size
 Pairs = tuple[tuple[str, str], ...]
 
@@ -48,11 +56,12 @@ class Decoded:
         splits: "train", and "val" and "test" if there are any.
         classes: class names in the order of the labels.
         size: side of the images in pixels.
-        fit: how they were resized, "squash" or "crop".
+        fit: how they were resized: "squash", "crop" or "letterbox".
         unreadable: (file, reason) of images that were left out.
         duplicates: pairs of files in different splits with equal pixels.
         digest: SHA-256 of pixels, labels and classes.
         notes: messages for the user.
+        background: the color "#rrggbb" below transparent pixels; None if alpha was dropped.
     """
 
     splits: dict[str, Images]
@@ -63,6 +72,13 @@ class Decoded:
     duplicates: Pairs
     digest: str
     notes: tuple[str, ...]
+    background: str | None = WHITE
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        """How the pixels were made, for the record of a domain: size, fit, background, resize."""
+        made = {"size": self.size, "fit": self.fit, "background": self.background}
+        return {**made, "resize": RESIZE}
 
     def balance(self) -> dict[str, dict[str, int]]:
         """Return the number of images as ``{split: {class: n}}``."""
@@ -71,10 +87,41 @@ class Decoded:
         return {s: dict(zip(self.classes, c.tolist(), strict=True)) for s, c in counts.items()}
 
 
+def merged(old: Decoded, new: Decoded) -> Decoded:
+    """Return the images of both, split by split. New classes come after the old ones.
+
+    Both must have been decoded in the same way.
+    """
+    if old.preprocessing != new.preprocessing:
+        raise CovNormError(f"images decoded as {old.preprocessing} and {new.preprocessing}")
+    both = relabelled(new, (*old.classes, *(c for c in new.classes if c not in old.classes)))
+    splits = dict(both.splits)
+    for split, part in old.splits.items():
+        more = splits.get(split, Images(part.x[:0], part.y[:0], ()))
+        x, y = torch.cat([part.x, more.x]), torch.cat([part.y, more.y])
+        splits[split] = Images(x, y, part.files + more.files)
+    return replace(
+        both,
+        splits={split: splits[split] for split in SPLITS if split in splits},
+        unreadable=old.unreadable + new.unreadable,
+        duplicates=old.duplicates + new.duplicates,
+        digest=hashlib.sha256(f"{old.digest} {new.digest}".encode()).hexdigest(),
+        notes=old.notes + new.notes,
+    )
+
+
+def relabelled(data: Decoded, classes: tuple[str, ...]) -> Decoded:
+    """Return the same images with labels that count in `classes`, which has all of theirs."""
+    place = torch.tensor([classes.index(name) for name in data.classes])
+    splits = {split: part._replace(y=place[part.y]) for split, part in data.splits.items()}
+    return replace(data, splits=splits, classes=classes)
+
+
 def decode(
     source: Source,
     size: int | None = None,
     fit: str = "squash",
+    background: str | None = WHITE,
     *,
     size_limit: int = 224,
     cache: str | os.PathLike[str] | None = None,
@@ -89,11 +136,12 @@ def decode(
         source: from `read_source`.
         size: side in pixels. By default the median shorter side of a sample of the training images,
             rounded up to a multiple of 32, between 64 and `size_limit`.
-        fit: "squash" or "crop", as in `fit_image`.
+        fit: "squash", "crop" or "letterbox", as in `fit_image`.
+        background: a color below transparent pixels, as in `read_image`, and around a letterbox.
         size_limit: the largest side to choose by default: the size the backbone was trained with.
         cache: a folder for the pixels, one .npy per split, which the next call maps into memory. It
             depends on the place, sizes and times of the image files. By default memory is used.
-        workers: threads, by default one per core.
+        workers: threads, by default one per CPU that this process may use.
         limit: share of the images that may be unreadable. These are left out. More are an error,
             and so is a split, or a class in train, without any readable image.
         strict: make the first unreadable image an error.
@@ -101,6 +149,7 @@ def decode(
     """
     _check(fit, size, size_limit, workers, limit)
     size = _automatic_size(source, size_limit) if size is None else size
+    inputs = InputShape(size, fit, check_background(background))
     folder = None if cache is None else Path(cache)
     total = sum(len(items) for items in source.splits.values())
     done = 0
@@ -122,9 +171,9 @@ def decode(
     contents: dict[str, Iterable[tuple[bytes, str]]] = {}
     unreadable: list[tuple[str, str]] = []
     digest = hashlib.sha256(json.dumps(source.classes).encode())
-    with ThreadPoolExecutor(workers or _cores()) as pool, cache_in_use(folder) as writable:
+    with ThreadPoolExecutor(workers or usable_cpus()) as pool, cache_in_use(folder) as writable:
         for split, items in source.splits.items():
-            job = _SplitJob(source, items, size, fit)
+            job = _SplitJob(source, items, inputs)
             file = folder and folder / f"{job.key()}.npy"
             rows = load_rows(file, job.shape, pool, job.read) if file else None
             if rows and not (strict and rows.unreadable):
@@ -140,10 +189,16 @@ def decode(
             digest.update(f"{split} {x.shape}".encode() + b"".join(hashes) + y.numpy().tobytes())
     notes = () if writable or not folder else (f"{folder} is read-only: nothing is cached there",)
     bad, same = tuple(unreadable), duplicates(contents)
-    data = Decoded(splits, source.classes, size, fit, bad, same, digest.hexdigest(), notes)
+    found = (bad, same, digest.hexdigest(), notes)
+    data = Decoded(splits, source.classes, size, fit, *found, inputs.background)
     with blame(source.path):
         _check_unreadable(data, limit)
     return data
+
+
+def cached_names(source: Source, inputs: InputShape) -> set[str]:
+    """Return the names of the files that `decode` caches a source in."""
+    return {f"{_SplitJob(source, i, inputs).key()}.npy" for i in source.splits.values()}
 
 
 def duplicates(splits: Mapping[str, Iterable[tuple[Hashable, str]]]) -> Pairs:
@@ -198,10 +253,6 @@ def _automatic_size(source: Source, size_limit: int) -> int:
     return min(max(side, 64), size_limit)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _tensor(x: np.ndarray) -> Tensor:
     with warnings.catch_warnings():  # a map larger than all memory is read-only, see `open_rows`
         warnings.filterwarnings("ignore", message=".*not writable")
@@ -213,12 +264,11 @@ class _SplitJob(NamedTuple):
 
     source: Source
     items: Items
-    size: int
-    fit: str
+    inputs: InputShape
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return len(self.items), 3, self.size, self.size
+        return len(self.items), 3, self.inputs.size, self.inputs.size
 
     def key(self) -> str:
         """Hash what the pixels depend on: place, names, sizes and times of the files, in order."""
@@ -226,7 +276,7 @@ class _SplitJob(NamedTuple):
 
         # The place is included, because copies of an archive may agree in everything else.
         path, rows = self.source.path.resolve(), self.items.pixels is not None
-        start = [VERSION, decoder, self.size, self.fit, str(path), _stamp(path) if rows else None]
+        start = [VERSION, decoder, *self.inputs, str(path), _stamp(path) if rows else None]
         key = hashlib.sha256(json.dumps(start).encode())
         for name in self.items.names:
             stamp = None if rows else _stamp(self.source.folder / name)
@@ -238,10 +288,10 @@ class _SplitJob(NamedTuple):
         name, pixels = self.items.names[i], self.items.pixels
         try:
             if pixels is None:
-                image = load_image(self.source.folder / name, self.size, self.fit, name=name)
+                image = load_image(self.source.folder / name, *self.inputs, name=name)
             else:
                 row = torch.from_numpy(np.ascontiguousarray(pixels[i])).permute(2, 0, 1)
-                image = fit_image(row.expand(3, -1, -1), self.size, self.fit)
+                image = fit_image(row.expand(3, -1, -1), *self.inputs)
         except ImageError as error:
             return error
         return image.numpy(), pixel_hash(image.numpy())

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import CovNormError
-from .images import fit_image
+from .images import WHITE, fit_image, rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,40 +48,56 @@ def has_image_ending(name: str) -> bool:
     return Path(name).suffix.lower() in ENDINGS
 
 
-def read_image(file: ImageFile, *, name: str | None = None, smallest: int = 1) -> Tensor:
+def read_image(
+    file: ImageFile,
+    *,
+    background: str | None = WHITE,
+    name: str | None = None,
+    smallest: int = 1,
+) -> Tensor:
     """Read an image as RGB, uint8 (3, h, w): its first frame, rotated as its EXIF data says.
 
     JPEG, PNG, WebP, BMP, TIFF, PGM, PPM and GIF; the content decides, not the file name. Gray is
-    repeated for all channels, palettes are resolved, and of 16 bits the upper 8 are used. Alpha is
-    dropped: a transparent pixel keeps its stored color.
+    repeated for all channels, palettes are resolved, and of 16 bits the upper 8 are used. An image
+    with alpha a is composited: ``a * color + (1 - a) * background``, rounded to 8 bits.
 
     Args:
         file: a path to a regular file, or the bytes of one.
+        background: white, gray, black or "#rrggbb". None drops alpha: a transparent pixel keeps
+            its stored color.
         name: what error messages call the image; the path by default.
         smallest: fewer pixels than this on a side are an error.
     """
     from PIL import ImageOps  # importing the package must not load it
 
+    color = rgb(background)
     with _opened(file, name, smallest) as image:
         image.load()
         with contextlib.suppress(Exception):  # the pixels are good even if the metadata are not
             ImageOps.exif_transpose(image, in_place=True)
         if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
             pixels = np.stack([_upper_bits(image)] * 3, axis=-1)
+            if color and "transparency" in image.info:  # the one gray level that is transparent
+                pixels[np.asarray(image) == image.info["transparency"]] = color
         elif image.mode in ("I", "F"):
             mode = f"pixels of mode {image.mode!r}"
             raise CovNormError(f"{mode} have no fixed range. Save them with 8 bits per channel.")
-        else:  # through RGBA, because Pillow warns about a palette with alpha
-            alpha = "transparency" in image.info
-            pixels = np.array((image.convert("RGBA") if alpha else image).convert("RGB"))
+        else:
+            pixels = np.array(_without_alpha(image, color))
     return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
 
 
 def load_image(
-    file: ImageFile, size: int, fit: str = "squash", *, name: str | None = None
+    file: ImageFile,
+    size: int,
+    fit: str = "squash",
+    background: str | None = WHITE,
+    *,
+    name: str | None = None,
 ) -> Tensor:
     """Read an image and resize it as `decode` does: uint8 (3, size, size)."""
-    return fit_image(read_image(file, name=name, smallest=MIN_SIDE), size, fit)
+    image = read_image(file, background=background, name=name, smallest=MIN_SIDE)
+    return fit_image(image, size, fit, background)
 
 
 def image_size(file: ImageFile) -> tuple[int, int]:
@@ -168,6 +184,20 @@ def _contents(path: str) -> bytes:
     if len(data) > MAX_BYTES:
         raise CovNormError(f"more than {MAX_BYTES >> 20} MB: {_TOO_LARGE}")
     return data
+
+
+def _without_alpha(image: Image, color: tuple[int, ...] | None) -> Image:
+    """Return an image as RGB, composited on a color; if that is None, its stored colors."""
+    from PIL import Image as images
+
+    if "transparency" not in image.info and not image.mode.endswith(("A", "a")):
+        return image.convert("RGB")
+    if color is None:  # through RGBA, because Pillow warns about a palette with alpha
+        return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
+    image = image.convert("RGBA")
+    canvas = images.new("RGB", image.size, color)
+    canvas.paste(image, mask=image)  # rounded exactly
+    return canvas
 
 
 def _upper_bits(image: Image) -> np.ndarray:

@@ -6,20 +6,31 @@ global CPU generator, so one seed gives the same images on every device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import CovNormError, choices
+from ..errors import CovNormError, check_integer, choices
+from ..training.batches import PerChannel, normalise
 
-PerChannel = float | Sequence[float]
 Statistics = tuple[list[float], list[float]]
-FITS = ("squash", "crop")
-FILLS = ("zeros", "reflect")
+FITS = ("squash", "crop", "letterbox")
+RESIZE = "bilinear, antialias"  # the filter of `fit_image`, as records name it
+COLORS = {"white": "#ffffff", "gray": "#808080", "black": "#000000"}
+WHITE = COLORS["white"]
+
+
+class InputShape(NamedTuple):
+    """How an image becomes a square: side in pixels, fit, and background."""
+
+    size: int
+    fit: str = "squash"
+    background: str | None = WHITE
 
 
 def resize(image: Tensor, n: int) -> Tensor:
@@ -56,25 +67,47 @@ def random_flip(image: Tensor, p: float = 0.5) -> Tensor:
     return image.flip(-1) if float(torch.rand(())) < p else image
 
 
-def fit_image(image: Tensor, size: int, fit: str = "squash") -> Tensor:
+def fit_image(
+    image: Tensor, size: int, fit: str = "squash", background: str | None = WHITE
+) -> Tensor:
     """Resize to a square: uint8 (3, h, w) → uint8 (3, size, size), bilinear with antialiasing.
 
     "squash" uses the whole image and changes its aspect ratio, "crop" the square in its middle.
+    "letterbox" uses the whole image, keeps its aspect ratio and pads it on both sides with the
+    color `background`, white if that is None.
     """
     if fit not in FITS:
         raise CovNormError(f"fit={fit!r}: {choices(fit, FITS)}")
+    h, w = image.shape[-2:]
     if fit == "crop":  # before resizing, so that a long strip does not grow
-        image = centre_crop(image, min(image.shape[-2:]))
-    return _interpolate(image[None].contiguous(), (size, size))[0].contiguous()
+        image = centre_crop(image, min(h, w))
+    if fit != "letterbox" or h == w:
+        return _interpolate(image[None].contiguous(), (size, size))[0].contiguous()
+    # Rounded as in Pillow's ImageOps.pad, so that others get the same pixels from it.
+    inner = (size, max(1, round(w / h * size))) if h > w else (max(1, round(h / w * size)), size)
+    top, left = (round((size - side) / 2) for side in inner)
+    padding = torch.tensor(rgb(background) or rgb(WHITE), dtype=image.dtype, device=image.device)
+    square = padding[:, None, None].repeat(1, size, size)
+    resized = _interpolate(image[None].contiguous(), inner)[0]
+    square[:, top : top + inner[0], left : left + inner[1]] = resized
+    return square
 
 
-def normalise(images: Tensor, mean: PerChannel, std: PerChannel) -> Tensor:
-    """Return ``(x / 255 - mean) / std`` per channel as float32: (…, 3, h, w) → (…, 3, h, w)."""
-    shift, scale = (
-        torch.as_tensor(v, dtype=torch.float32, device=images.device).reshape(-1, 1, 1)
-        for v in (mean, std)
-    )
-    return (images.float() / 255 - shift) / scale
+def check_background(background: Any) -> str | None:
+    """Return a color as "#rrggbb". None, or "none", means no background: alpha is dropped."""
+    if background is None or background == "none":
+        return None
+    color = COLORS.get(background, background) if isinstance(background, str) else ""
+    if not re.fullmatch("#[0-9a-fA-F]{6}", color):
+        known = ", ".join(COLORS)
+        raise CovNormError(f"background={background!r}: must be {known}, #rrggbb or none")
+    return color.lower()
+
+
+def rgb(background: str | None) -> tuple[int, ...] | None:
+    """Return red, green and blue of a background, each 0 to 255; None if there is none."""
+    color = check_background(background)
+    return None if color is None else tuple(bytes.fromhex(color[1:]))
 
 
 def prepare(
@@ -147,79 +180,10 @@ class Rule:
         return random_flip(image) if train and self.flip else image
 
 
-@dataclass(frozen=True)
-class Augment:
-    """Random crop and flip of a batch, drawn separately for every sample.
-
-    Pass ``Augment(crop=64)``, or for small images ``Augment(padding=4)``, as ``augment=``.
-
-    Args:
-        crop: side of the result in pixels; None keeps the size of the images, for use with padding.
-        padding: pixels added on each side before the crop.
-        fill: the padding: "zeros", or "reflect", which does not repeat the edge itself.
-        flip: probability of a left-right flip; use 0 for digits, letters and traffic signs.
-    """
-
-    crop: int | None = None
-    padding: int = 0
-    fill: str = "zeros"
-    flip: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.crop is not None:
-            check_integer("crop", self.crop)
-        check_integer("padding", self.padding, 0)
-        if self.fill not in FILLS:
-            raise CovNormError(f"fill={self.fill!r}: {choices(self.fill, FILLS)}")
-        if not 0 <= self.flip <= 1:
-            raise CovNormError(f"flip={self.flip!r}: must be a probability between 0 and 1")
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """Augment (n, c, h, w) → (n, c, crop, crop). Dtype, device and channels_last are kept."""
-        if images.ndim != 4:
-            raise CovNormError(f"images are {tuple(images.shape)}: must be a batch (n, c, h, w)")
-        n, c, h, w = images.shape
-        last = images.is_contiguous(memory_format=torch.channels_last)
-        last = last and not images.is_contiguous()
-        rows, cols = self._positions(n, h, "high"), self._positions(n, w, "wide")
-        cols = torch.where(torch.rand(n, 1) < self.flip, cols.flip(1), cols)
-        if self.padding and self.fill == "zeros":
-            images = F.pad(images, [self.padding] * 4)
-        # One gather does crop and flip. It is faster than a loop and works in any dtype.
-        index = (rows[:, :, None] * images.shape[3] + cols[:, None, :]).flatten(1)
-        index = index.to(images.device)[:, None].expand(-1, c, -1)
-        out = images.flatten(2).gather(2, index).unflatten(2, (rows.shape[1], cols.shape[1]))
-        return out.contiguous(memory_format=torch.channels_last) if last else out
-
-    def _positions(self, n: int, side: int, direction: str) -> Tensor:
-        """Return the pixels of each sample along one side (n, crop), with padded zeros counted."""
-        size = side if self.crop is None else self.crop
-        room = side + 2 * self.padding - size
-        if room < 0:
-            raise CovNormError(
-                f"crop={size} does not fit into images {side} pixels {direction} with padding "
-                f"{self.padding}. Use a smaller crop or more padding."
-            )
-        if self.fill == "reflect" and self.padding >= side:
-            images = f"images {side} pixels {direction}"
-            raise CovNormError(f"padding={self.padding} cannot reflect {images}. Use less.")
-        index = torch.randint(room + 1, (n, 1)) + torch.arange(size)
-        if self.fill == "zeros":
-            return index
-        index = (index - self.padding).abs()  # F.pad does not reflect bytes
-        return torch.where(index < side, index, 2 * (side - 1) - index)
-
-
 def _interpolate(x: Tensor, size: tuple[int, int]) -> Tensor:
     if x.shape[-2:] == size:
         return x
     return F.interpolate(x, size=size, mode="bilinear", antialias=True)
-
-
-def check_integer(name: str, value: object, least: int = 1) -> None:
-    """Raise an error unless the value is an integer, `least` or more."""
-    if not isinstance(value, int) or value < least:
-        raise CovNormError(f"{name}={value!r}: must be an integer, {least} or more")
 
 
 def _crop(image: Tensor, n: int, choose: Callable[[int], int]) -> Tensor:

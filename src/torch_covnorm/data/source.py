@@ -96,6 +96,11 @@ def read_source(path: str | os.PathLike[str], *, seed: int = 0) -> Source:
     return Source(path, format_, classes, splits, tuple(notes))
 
 
+def images_below(folder: Path) -> list[Path]:
+    """Return every image in a folder and its subfolders, sorted; hidden files are left out."""
+    return sorted(folder / name for name in _walk(folder, ".", [], Counter()))
+
+
 # ── folders ─────────────────────────────────────────────────────────────────────────────────────
 
 

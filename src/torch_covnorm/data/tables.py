@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import unicodedata
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ COLUMNS = {
     "label": ("label", "class", "target"),
     "split": ("split",),
 }
+INDICATORS = frozenset(("0", "1", "0.0", "1.0", "true", "false"))
+ONE_LABEL = "Give every image one label: multi-label tasks are not supported yet."
 
 
 def read_csv(path: Path) -> Contents:
@@ -28,33 +33,82 @@ def read_csv(path: Path) -> Contents:
         return Contents({}, [], ["the file is empty"])
     columns, width, header = _columns(lines)
     rows: dict[tuple[str, str], tuple[str, int]] = {}  # (split, path): label, line
-    bad, repeated = [], 0
+    first: dict[str, tuple[str, int]] = {}  # path: label, line
+    bad, repeated, conflicts = [], 0, []
     for line, cells in lines[header:]:
         row = {column: cells[i] if i < len(cells) else "" for column, i in columns.items()}
         missing = [column for column, cell in row.items() if not cell]
         label = unicodedata.normalize("NFC", row["label"])
         split = SYNONYMS.get(row.get("split", "train").casefold(), "")
-        before = rows.get((split, row["path"]))
+        before, line_before = first.get(row["path"], (label, line))
         if missing:
             bad.append(f"line {line} has no {missing[0]}")
         elif len(cells) > width:
             bad.append(f"line {line} has {len(cells)} columns instead of {width}")
         elif not split:
             bad.append(f"line {line} has split {row['split']!r}, {choices(row['split'], SPLITS)}")
-        elif before and before[0] != label:
-            bad.append(f"line {line} has label {label!r} for the image of line {before[1]}")
-        elif before:
+        elif before != label:
+            conflicts.append(
+                f"line {line} has label {label!r} for the image of line {line_before}, {before!r}"
+            )
+        elif (split, row["path"]) in rows:
             repeated += 1
         else:
-            rows[split, row["path"]] = label, line
+            rows[split, row["path"]] = first[row["path"]] = label, line
     if bad:
         raise CovNormError(f"{first_few(bad, '; ', str)}. Correct or remove these lines.")
+    if conflicts:
+        raise CovNormError(f"{first_few(conflicts, '; ', str)}. {ONE_LABEL}")
+    notes = _check_combined(list(rows.values()), lines[0][1] if header else [], columns["label"])
     parts = {s: Part([], []) for s in SPLITS}
     for (split, name), (label, _) in rows.items():
         parts[split].names.append(name)
         parts[split].classes.append(label)
-    notes = [f"ignored: lines that repeat another ({repeated})"] if repeated else []
+    notes += [f"ignored: lines that repeat another ({repeated})"] if repeated else []
     return Contents(parts, sorted(set(parts["train"].classes)), notes)
+
+
+def _check_combined(
+    labels: Sequence[tuple[str, int]], header: Sequence[str], column: int
+) -> list[str]:
+    """Refuse labels (label, line) such as "cat|dog" that combine others; return notes.
+
+    Labels combine if a part of one is also another label or a part of it. If no part occurs
+    elsewhere, the separator belongs to the name of the class.
+    """
+    lines = dict(reversed(labels))  # the first line of each
+    parts = {label: {p.strip() for p in re.split("[|;]", label)} - {""} for label in lines}
+    uses = Counter(part for each in parts.values() for part in each)
+    combined = sorted((lines[k], k) for k, each in parts.items() if len(each) > 1)
+    for line, label in combined:
+        if any(uses[part] > 1 for part in parts[label]):
+            name = header[column] if header else str(column + 1)
+            raise CovNormError(
+                f"line {line}, column {name!r}: {label!r} names several labels. {ONE_LABEL} If it "
+                "is one class, rename it without | and ;."
+            )
+    if not combined:
+        return []
+    line, label = combined[0]
+    return [f"labels with | or ; are read as one class each, for example {label!r} (line {line})"]
+
+
+def _check_indicators(lines: list[tuple[int, list[str]]]) -> None:
+    """Refuse several columns of 0 and 1: one column per label."""
+    first = lines[0][1]
+    header = not any(cell in INDICATORS for cell in first)
+    rows = [cells for _, cells in lines[header:]]
+    columns = [
+        i
+        for i in range(len(first))
+        if rows and all(i < len(cells) and cells[i].casefold() in INDICATORS for cells in rows)
+    ]
+    if len(columns) > 1:
+        names = first_few([first[i] if header else i + 1 for i in columns])
+        raise CovNormError(
+            f"line {lines[0][0]}: columns {names} have only 0 and 1, which is one column per "
+            f"label. {ONE_LABEL} Name it in a column 'label'."
+        )
 
 
 def _lines(path: Path) -> list[tuple[int, list[str]]]:
@@ -68,10 +122,15 @@ def _lines(path: Path) -> list[tuple[int, list[str]]]:
         raise CovNormError(f"line {line} is not UTF-8 text. Save the file as UTF-8.") from None
     sample = text[:50_000].splitlines()[:50]
 
-    def regular(separator: str) -> int:
-        """Return how many rows of the sample are as wide as the first, if that is two or more."""
-        widths = [len(row) for row in csv.reader(sample, delimiter=separator) if row]
-        return widths.count(widths[0]) if widths and widths[0] > 1 else 0
+    def regular(separator: str) -> tuple[int, int]:
+        """Return how many rows are as wide as the first, if that is two or more, and name images.
+
+        The names tell ``a.jpg,cat;dog`` from a table that is separated by semicolons.
+        """
+        rows = [row for row in csv.reader(sample, delimiter=separator) if row]
+        width = len(rows[0]) if rows else 0
+        same = [row for row in rows if len(row) == width > 1]
+        return len(same), sum(any(has_image_ending(c.strip()) for c in row) for row in same)
 
     line = 1
     try:
@@ -98,6 +157,7 @@ def _columns(lines: list[tuple[int, list[str]]]) -> tuple[dict[str, int], int, i
     }
     if {"path", "label"} <= columns.keys():
         return columns, len(first), 1
+    _check_indicators(lines)
     second = lines[1][1] if len(lines) > 1 else lines[0][1]
     if not has_image_ending(first[0]) and any(map(has_image_ending, second)):
         path, label = (" or ".join(COLUMNS[column]) for column in ("path", "label"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .manifest import Entry
+from .manifest import Entry, Version
 from .store import Details, Ecology
 from .verify import verify
 
-__all__ = ["Details", "Ecology", "Entry", "verify"]
+__all__ = ["Details", "Ecology", "Entry", "Version", "verify"]

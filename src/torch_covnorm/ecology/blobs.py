@@ -1,5 +1,7 @@
 """Files that are named by their content and never change: ``sha256.json``, ``sha256.safetensors``.
 
+``sha256.py`` is the source of a backbone that is the user's code.
+
 A blob that the manifest does not name is garbage, left by a killed process or a removed domain.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -21,8 +24,8 @@ from ..records import blame, read_whole, sealed, unsealed, write_file
 from ..stats.moments import Moments
 
 MOMENTS = ("n", "images", "mean", "scatter")
-BLOB = re.compile(r"([0-9a-f]{64})\.(json|safetensors)")
-TEMPORARY = re.compile(r"\.[0-9a-f]{64}\.(json|safetensors)\.[0-9a-f]{16}")
+BLOB = re.compile(r"([0-9a-f]{64})\.(json|safetensors|py)")
+TEMPORARY = re.compile(r"\.[0-9a-f]{64}\.(json|safetensors|py)\.[0-9a-f]{16}")
 
 
 class Blobs:
@@ -110,6 +113,16 @@ class Blobs:
         """Return the number of bytes of a blob."""
         with blame(self.path(blob)):
             return self.path(blob).stat().st_size
+
+    def sizes(self) -> dict[str, int]:
+        """Return the number of bytes of every blob in the folder, by name."""
+        sizes: dict[str, int] = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.folder) as files:
+            for file in files:
+                if BLOB.fullmatch(file.name):
+                    with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                        sizes[file.name] = file.stat().st_size
+        return sizes
 
     def names(self) -> set[str]:
         """Return the names of all blobs in the folder."""

@@ -16,7 +16,6 @@ from ..methods.settings import configure
 from ..training.schedules import plain
 
 BATCH = 32  # images per step
-NORMS = "frozen"  # statistics of the backbone's BatchNorms; method bn: "batch"
 MAX_DROP = 0.5  # points of validation accuracy
 METRIC = "loss"  # with max_drop: it makes the smaller files (docs/results.md)
 VARIANCE = 0.99  # without validation images to measure max_drop on
@@ -31,6 +30,7 @@ class AddConfig:
 
     run: the method with its options and training. given: the options as they were given, with
     defaults only where a rank rule was missing. dtype: of the stored numbers, or "smallest".
+    measured: max_drop was given, so the validation images must stay held out to measure it.
     """
 
     run: Config
@@ -38,6 +38,7 @@ class AddConfig:
     batch: int
     augment: Callable[[Tensor], Tensor] | None
     dtype: str
+    measured: bool = False
 
     def record(self) -> dict[str, Any]:
         """Return the settings as plain JSON, as the store keeps them."""
@@ -73,7 +74,7 @@ def add_config(
         validation: whether there are validation images; without them the default rule is
             variance=0.99.
     """
-    given = {"norms": "batch" if method == "bn" else NORMS, **(options or {})}
+    given = dict(options or {})
     for key in sorted({"seed", "dtype"} & set(given)):
         raise CovNormError(f"{key}= is not an option of a method: give it with --{key}")
     if method == "covnorm" and not RANK_RULES & set(given):
@@ -92,4 +93,4 @@ def add_config(
         )
     rounding = {"dtype": dtype} if "dtype" in known else {}
     run = configure(method, {**given, **rounding, "seed": seed})
-    return AddConfig(run, given, batch, augment, dtype)
+    return AddConfig(run, given, batch, augment, dtype, "max_drop" in (options or {}))

@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..data.decode import Decoded, decode
+from ..data.decode import Decoded, decode, merged
 from ..data.source import Source, read_source
 from ..errors import CovNormError
-from .prediction import check_preprocessing
+from .prediction import check_preprocessing, input_shape
 from .store import Ecology
 
 
@@ -20,7 +20,7 @@ def decode_for(
 ) -> Decoded:
     """Decode a source for the ecology's backbone, at most at the backbone's size.
 
-    options: `strict`, `limit` and `progress` of `decode`.
+    options: `background`, `strict`, `limit` and `progress` of `decode`.
     """
     options["size_limit"] = ecology.backbone["preprocessing"]["size"]
     return decode(source, size, fit, cache=ecology.folder / "cache", **options)
@@ -37,8 +37,9 @@ def images_of(
     Images that have changed since are refused, because splits and labels would differ.
     """
     record, source = ecology.record(name), ecology.details(name).get("source", {})
-    config = check_preprocessing(record["preprocessing"], name)
-    read = partial(decode_for, ecology, size=config["size"], fit=config["fit"], progress=progress)
+    shape = input_shape(check_preprocessing(record["preprocessing"], name))
+    made: dict[str, Any] = shape._asdict()
+    read: Callable[..., Decoded] = partial(decode_for, ecology, **made, progress=progress)
     seed = source.get("seed", 0)
     if path is not None:
         return read(read_source(path, seed=seed))
@@ -52,6 +53,8 @@ def images_of(
             f"{folder}: the images of domain {name!r} are no longer there: pass their new folder"
         )
     data = read(read_source(folder, seed=seed), limit=1.0)
+    for more in source.get("more", ()):  # what `add --update` added since
+        data = merged(data, read(read_source(more, seed=seed), limit=1.0))
     if data.digest != source.get("digest", data.digest) or list(data.classes) != record["classes"]:
         raise CovNormError(
             f"{folder}: the images have changed since domain {name!r} was made. Restore them, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Container
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -17,6 +19,7 @@ MANIFEST = "ecology.json"
 BACKBONE = {"name", "class", "weights", "fingerprint", "parameters", "bytes", "preprocessing"}
 NEEDED = {"record", "tensors", "details"}
 RECORDS = ("record", "details", "trained.record")  # the other parts are tensors
+KEEP = 3  # earlier versions of a domain, unless the ecology says otherwise
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,41 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Version:
+    """A domain as it is or was: its entry, and the blobs of the basis that it shares, if any."""
+
+    entry: Entry
+    basis: dict[str, str] | None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the names of its blobs; the moments of a basis grow and do not count."""
+        basis = self.basis and [self.entry.basis, self.basis["tensors"]]
+        parts = [sorted(self.entry.blobs.items()), basis]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    @property
+    def blobs(self) -> list[str]:
+        """All its blobs, those of the basis included."""
+        return [*self.entry.blobs.values(), *(self.basis or {}).values()]
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """The whole manifest: the backbone's description, domains by name, blobs of bases by name."""
+    """The whole manifest.
+
+    backbone: its description.
+    domains, bases: entries of domains and blobs of bases by name, as they are now.
+    keep: the number of earlier versions that are kept of every domain.
+    earlier: {domain: its earlier versions, the one that was current last first}. Removed domains
+        are among them.
+    """
 
     backbone: dict[str, Any]
     domains: dict[str, Entry] = field(default_factory=dict)
     bases: dict[str, dict[str, str]] = field(default_factory=dict)
+    keep: int = KEEP
+    earlier: dict[str, list[Version]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path) -> Manifest:
@@ -63,23 +95,61 @@ class Manifest:
                 raise CovNormError(f"the backbone lacks the keys {', '.join(sorted(missing))}")
             if backbone["weights"] is not None:
                 _check_blob(backbone["weights"], "safetensors")
+            if "code" in backbone:
+                _check_code(backbone["code"])
             for name, blobs in bases.items():
                 _check_blobs(f"basis {check_name(name)!r}", blobs, {"record", "tensors"})
             for name, entry in domains.items():
                 _check_entry(f"domain {check_name(name)!r}", entry, bases)
-            return cls(backbone, {n: Entry(**entry) for n, entry in domains.items()}, bases)
+            # Stores of version 0.1 lack the next two keys.
+            keep, earlier = record.get("keep", KEEP), record.get("earlier", {})
+            if type(keep) is not int or keep < 0:
+                raise CovNormError(f"keep={keep!r} is not a number of versions")
+            kept = {n: _versions(check_name(n), given) for n, given in earlier.items()}
+            entries = {n: Entry(**entry) for n, entry in domains.items()}
+            return cls(backbone, entries, bases, keep, kept)
 
     def write(self, file: Path) -> None:
         """Replace the manifest, whole or not at all."""
-        record = {**vars(self), "domains": {n: vars(entry) for n, entry in self.domains.items()}}
+        record = {
+            **vars(self),
+            "domains": {name: vars(entry) for name, entry in self.domains.items()},
+            "earlier": {
+                name: [{"entry": vars(v.entry), "basis": v.basis} for v in versions]
+                for name, versions in self.earlier.items()
+            },
+        }
         with blame(file):
             write_file(file, sealed(FORMAT, record, indent=None))
+
+    def copy(self, keep: int | None = None) -> Manifest:
+        """Return a copy whose domains, bases and versions can be changed, maybe with another keep.
+
+        The lists of versions are shared: replace them.
+        """
+        keep = self.keep if keep is None else keep
+        parts = dict(self.domains), dict(self.bases), keep, dict(self.earlier)
+        return Manifest(self.backbone, *parts)
+
+    def current(self, name: str) -> Version:
+        """Return a domain as it is now, with the basis that it shares."""
+        entry = self.domains[name]
+        return Version(entry, None if entry.basis is None else self.bases[entry.basis])
 
     def references(self) -> set[str]:
         """Return the names of all blobs in use."""
         owners = [*self.bases.values(), *(entry.blobs for entry in self.domains.values())]
-        weights = {self.backbone["weights"]} - {None}
-        return weights.union(*(blobs.values() for blobs in owners))
+        earlier = [version.blobs for versions in self.earlier.values() for version in versions]
+        code = self.backbone.get("code", {})
+        weights = {self.backbone["weights"], code.get("source")} - {None}
+        return weights.union(*(blobs.values() for blobs in owners), *earlier)
+
+
+def _check_code(code: dict[str, Any]) -> None:
+    name = code["function"]
+    if set(code) != {"source", "function"} or not (isinstance(name, str) and name.isidentifier()):
+        raise CovNormError("the backbone's code needs a source and the name of a function")
+    _check_blob(code["source"], "py")
 
 
 def _check_entry(owner: str, entry: dict[str, Any], bases: Container[str]) -> None:
@@ -90,6 +160,24 @@ def _check_entry(owner: str, entry: dict[str, Any], bases: Container[str]) -> No
         raise CovNormError(f"{owner}: needs both trained.record and trained.tensors")
     if entry["basis"] is not None and entry["basis"] not in bases:
         raise CovNormError(f"{owner}: its basis {entry['basis']!r} is missing")
+
+
+def _versions(name: str, given: list[dict[str, Any]]) -> list[Version]:
+    """Check and return the earlier versions of a domain."""
+    if not isinstance(given, list) or not given:
+        raise CovNormError(f"the versions of domain {name!r} must be a list with at least one")
+    for i, version in enumerate(given, 1):
+        owner = f"version {i} of domain {name!r}"
+        if wrong := set(version) ^ {field.name for field in fields(Version)}:
+            raise CovNormError(f"{owner}: missing or unknown keys: {', '.join(sorted(wrong))}")
+        entry, basis = version["entry"], version["basis"]
+        if (entry["basis"] is None) != (basis is None):
+            raise CovNormError(f"{owner}: has a basis without its blobs, or blobs without a basis")
+        if basis is not None:
+            check_name(entry["basis"])
+            _check_blobs(f"{owner}, its basis", basis, {"record", "tensors"})
+        _check_entry(owner, entry, [entry["basis"]])
+    return [Version(Entry(**version["entry"]), version["basis"]) for version in given]
 
 
 def _check_blobs(owner: str, blobs: dict[str, str], needed: set[str]) -> None:

@@ -31,14 +31,22 @@ def held_out(data: Decoded) -> str:
 
 
 def loaders(data: Decoded, preprocessing: Mapping[str, Any], batch: int) -> dict[str, Any]:
-    """Return the loaders of `LOADERS` as `adapt` takes them; "val" is None without such images."""
+    """Return the loaders of `LOADERS` as `adapt` takes them; "val" is None without such images.
+
+    If there are test images too, "everything" has the training and validation images together.
+    """
 
     def of(split: str, size: int = 64, shuffle: bool = False) -> Batches | None:
         images = data.splits.get(split)
         return images and Batches(images.x, images.y, preprocessing, size, shuffle)
 
     train = of("train", batch, shuffle=True)
-    return dict(zip(LOADERS, (train, of("val"), of("train"), of(held_out(data))), strict=True))
+    found = dict(zip(LOADERS, (train, of("val"), of("train"), of(held_out(data))), strict=True))
+    if "val" in data.splits and "test" in data.splits:  # what is measured stays held out
+        parts = [data.splits[split] for split in ("train", "val")]
+        x, y = torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+        found["everything"] = Batches(x, y, preprocessing, batch, shuffle=True)
+    return found
 
 
 def percent(right: Tensor) -> float:
@@ -118,7 +126,7 @@ def finish_(
 def facts_after(
     what: str, settings: dict[str, Any], results: dict[str, Any], earlier: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return a domain's facts after `what` was done to it: add, join or upload.
+    """Return a domain's facts after `what` was done to it: add, join, import or upload.
 
     Of the `earlier` facts, the source stays and the history gets one more line.
     """

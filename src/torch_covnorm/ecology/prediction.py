@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..data.image_files import load_image
+from ..data.images import RESIZE, InputShape, check_background
 from ..data.loader import as_input
 from ..errors import CovNormError
 from ..network.network import MultiDomainNetwork
 
+# What a record without these keys means: it was written before they existed.
+ASSUMED = {"fit": "squash", "background": None, "resize": RESIZE}
+
 
 def preprocessing(net: MultiDomainNetwork, name: str) -> dict[str, Any]:
-    """Return ``{"size", "mean", "std", "fit"}`` of a domain."""
+    """Return ``{"size", "mean", "std", "fit", "background", "resize"}`` of a domain."""
     return check_preprocessing(net.domain(name).preprocessing, name)
 
 
@@ -26,13 +30,22 @@ def check_preprocessing(config: Any, name: str) -> dict[str, Any]:
             f"domain {name!r}: its preprocessing {config!r} lacks size, mean or std: pass all "
             "three as preprocessing= when you add the domain"
         )
-    return {"fit": "squash", **config}
+    try:
+        background = check_background(config.get("background"))
+    except CovNormError as error:
+        raise CovNormError(f"domain {name!r}: its preprocessing has {error}") from None
+    return {**ASSUMED, **config, "background": background}
+
+
+def input_shape(preprocessing: Mapping[str, Any]) -> InputShape:
+    """Return how images become squares, from what `check_preprocessing` returns."""
+    return InputShape(*(preprocessing[key] for key in InputShape._fields))
 
 
 def read_inputs(net: MultiDomainNetwork, name: str, files: Sequence[Any]) -> Tensor:
     """Read image files at a domain's size: uint8 (n, 3, size, size)."""
-    config = preprocessing(net, name)
-    return torch.stack([load_image(file, config["size"], config["fit"]) for file in files])
+    shape = input_shape(preprocessing(net, name))
+    return torch.stack([load_image(file, *shape) for file in files])
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..backbones.weights import Matched
 from ..errors import CovNormError, choices
 from ..network import basis as basis_files
 from ..network import files
@@ -24,9 +25,11 @@ from ..network.domain import Domain, check_name
 from ..network.network import MultiDomainNetwork
 from ..records import blame
 from ..stats.moments import Moments
+from . import versions
 from .backbone import describe, rebuild
 from .blobs import Blobs
-from .manifest import MANIFEST, Entry, Manifest
+from .code import approve
+from .manifest import KEEP, MANIFEST, Entry, Manifest, Version
 from .work import locked
 
 DETAILS = "torch-covnorm details"
@@ -59,8 +62,15 @@ class Ecology:
     write at the same time.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], trust_code: bool = False) -> None:
+        """Open an ecology.
+
+        Args:
+            trust_code: run a backbone that is stored as code although it was not approved on this
+                machine by this user. Such code can do anything: read it first.
+        """
+        self.folder, self.trust_code = Path(folder), trust_code
+        self.matched: Matched | None = None
         self.file = self.folder / MANIFEST
         self.blobs = Blobs(self.folder / "blobs")
         self._cached: tuple[object, Manifest] | None = None
@@ -76,14 +86,21 @@ class Ecology:
         folder: str | os.PathLike[str],
         backbone: str | os.PathLike[str] | nn.Module = "efficientnet-lite0",
         weights: str | os.PathLike[str] | None = None,
+        *,
+        keep: int = KEEP,
     ) -> Ecology:
         """Create an ecology in a folder and open it.
 
         A backbone given by name is stored as a name. Weights from a file are copied into the
-        ecology. A module is stored as a fingerprint only: pass it to `network` again.
+        ecology; `matched` then says how its tensors became those of the network. Of
+        ``file.py:function`` the source and the weights are stored, and the code is approved for
+        this user. A module is stored as a fingerprint only: pass it to `network` again.
+
+        keep: the number of earlier versions to keep of every domain, for `rollback`.
         """
         path = Path(folder)
-        description, tensors = describe(backbone, weights)
+        _check_keep(keep)
+        described = describe(backbone, weights)
         with blame(path):
             path.mkdir(parents=True, exist_ok=True)
         with locked(path / ".lock"):
@@ -91,15 +108,18 @@ class Ecology:
                 raise CovNormError(f"{path}: is an ecology already: use it, or give another folder")
             blobs = Blobs(path / "blobs")
             existing = blobs.names()
-            if tensors is not None:
-                description["weights"] = blobs.write_tensors(tensors)
-            if existing - {description["weights"]}:  # more than a killed `create` leaves
+            manifest = Manifest(described.write(blobs), keep=keep)
+            if existing - manifest.references():  # more than a killed `create` leaves
                 raise CovNormError(
                     f"{path / MANIFEST}: is missing, but the blobs of an ecology are there. "
                     "Restore it from a copy."
                 )
-            Manifest(description).write(path / MANIFEST)
-        return cls(path)
+            if described.source is not None:
+                approve(*described.source)
+            manifest.write(path / MANIFEST)
+        ecology = cls(path)
+        ecology.matched = described.matched
+        return ecology
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────
 
@@ -123,13 +143,23 @@ class Ecology:
         """The blobs of every shared basis by name."""
         return dict(self._manifest().bases)
 
+    @property
+    def keep(self) -> int:
+        """The number of earlier versions that are kept of every domain."""
+        return self._manifest().keep
+
+    @property
+    def versions(self) -> dict[str, list[Version]]:
+        """Earlier versions by domain, the last one first; removed domains are among them."""
+        return dict(self._manifest().earlier)
+
     def entry(self, name: str) -> Entry:
         """Return a domain's entry in the manifest; an unknown name is an error."""
         return self._known("domain", name, self._manifest().domains)
 
     def network(self, backbone: nn.Module | None = None) -> MultiDomainNetwork:
         """Return the backbone as a `MultiDomainNetwork` without domains, fingerprint checked."""
-        return rebuild(self._manifest().backbone, self.blobs, backbone)
+        return rebuild(self._manifest().backbone, self.blobs, backbone, self.trust_code)
 
     def load(self, net: MultiDomainNetwork, name: str, trained: bool = False) -> Domain:
         """Add a domain, and the basis that it shares, to the network.
@@ -195,6 +225,41 @@ class Ecology:
         tensors = self._read(name, lambda e: _optional(self.blobs.read_tensors, e, "examples"))
         return {key: value.numpy().tobytes() for key, value in tensors.items()}
 
+    def history(self, name: str) -> list[dict[str, Any]]:
+        """Return the versions of a domain, the current one first unless it was removed.
+
+        Each has its "version" (0 is the current one, `rollback` takes the others), "current",
+        "time" and "what" of its making, "method", "accuracy", "bytes" and "digest".
+        """
+        manifest = self._manifest()
+        earlier = manifest.earlier.get(name, [])
+        if name not in manifest.domains and not earlier:
+            self._known("domain", name, {**manifest.earlier, **manifest.domains})
+        now = [manifest.current(name)] if name in manifest.domains else []
+        found = []
+        for i, version in enumerate([*now, *earlier], 1 - len(now)):
+            event = (self.events(version.entry) or [{}])[-1]
+            found.append(
+                {
+                    "version": i,
+                    "current": i == 0,
+                    "time": event.get("time"),
+                    "what": event.get("what"),
+                    "method": version.entry.method,
+                    "accuracy": version.entry.accuracy,
+                    "bytes": version.entry.bytes,
+                    "digest": version.digest,
+                }
+            )
+        return found
+
+    def events(self, entry: Entry) -> list[dict[str, Any]]:
+        """Return what was done to a domain until this entry; [] if its details are damaged."""
+        found: object = None
+        with contextlib.suppress(CovNormError):
+            found = self.blobs.read_record(entry.blobs["details"], DETAILS).get("history")
+        return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
+
     # ── writing ──────────────────────────────────────────────────────────────────────────────
 
     def put(
@@ -241,12 +306,61 @@ class Ecology:
                 old = manifest.domains.get(name) if detail.keep_rest else None
                 manifest.domains[name] = self._written(net, name, detail, dtype, old)
 
-    def remove(self, names: Sequence[str]) -> None:
-        """Remove domains, and the bases that no domain uses any more."""
-        with self._changing() as manifest:
+    def remove(self, names: Sequence[str], purge: bool = False) -> None:
+        """Remove domains, and the bases that no domain uses any more.
+
+        They can be restored with `rollback`, unless `purge` deletes their versions too.
+        """
+        purged = set(names) if purge else set()
+        with self._changing(purged=purged) as manifest:
             for name in dict.fromkeys(names):
-                self._known("domain", name, manifest.domains)
-                del manifest.domains[name]
+                known = {**(manifest.earlier if purge else {}), **manifest.domains}
+                self._known("domain", name, known)
+                manifest.domains.pop(name, None)
+                if purge:
+                    manifest.earlier.pop(name, None)
+
+    def rollback(self, names: Sequence[str], to: str | int | None = None) -> dict[str, str]:
+        """Make an earlier version of each domain current, in one step; return {name: its digest}.
+
+        The versions that they replace are kept, so `rollback` can be undone. Domains that share a
+        basis which has changed since go back together.
+
+        Args:
+            to: the number of the version in `history`, or the start of its digest. By default the
+                version that was current before, or at the removal of the domain.
+        """
+        if to is not None and len(set(names)) > 1:
+            raise CovNormError(f"version {to}: name one domain, or leave the version out")
+        with self._changing() as manifest:
+            with blame(self.folder):
+                wanted = {name: versions.find(manifest, name, to) for name in names}
+                versions.restore_(manifest, wanted)
+            for version in wanted.values():
+                self._check_version(version)
+        return {name: version.digest for name, version in wanted.items()}
+
+    def set_keep(self, keep: int) -> None:
+        """Set how many earlier versions of every domain are kept; delete those beyond."""
+        _check_keep(keep)
+        with self._changing(keep=keep):
+            pass
+
+    def drop_versions(self, keep: int | None = None, dry_run: bool = False) -> dict[str, int]:
+        """Delete versions of removed domains, and all but the last `keep` of the others, if given.
+
+        Also deletes blobs that killed processes have left. Returns the bytes of both: "versions"
+        and "leftovers". With `dry_run`, nothing is deleted.
+        """
+        if keep is not None:
+            _check_keep(keep)
+        unchanged = contextlib.nullcontext(self._manifest().copy())
+        with unchanged if dry_run else self._changing() as manifest:
+            sizes, used = self.blobs.sizes(), manifest.references()
+            versions.trim_(manifest, manifest.keep if keep is None else keep, removed=keep or 0)
+            dropped = used - manifest.references()
+            freed = {"versions": dropped, "leftovers": set(sizes) - used}
+            return {kind: sum(sizes.get(b, 0) for b in blobs) for kind, blobs in freed.items()}
 
     def check_new(self, name: str, manifest: Manifest | None = None) -> None:
         """Refuse a name that is invalid or taken."""
@@ -291,20 +405,35 @@ class Ecology:
                     raise
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[Manifest]:
-        """Yield a copy of the manifest to change; it replaces the manifest if nothing fails."""
+    def _changing(self, keep: int | None = None, purged: Container[str] = ()) -> Iterator[Manifest]:
+        """Yield a copy of the manifest to change; it replaces the manifest if nothing fails.
+
+        What the change replaces or removes stays as an earlier version, unless it is `purged`.
+        """
         with locked(self.folder / ".lock"):
             self._cached = None  # read the file again: nobody else writes while the lock is held
             stored = self._manifest()
-            manifest = Manifest(stored.backbone, dict(stored.domains), dict(stored.bases))
+            manifest = stored.copy(keep)
             try:
                 yield manifest
+                versions.keep_replaced_(manifest, stored, purged, self._is_intact)
                 used = {entry.basis for entry in manifest.domains.values()}
                 for unused in set(manifest.bases) - used:
                     del manifest.bases[unused]
                 manifest.write(self.file)
-            finally:  # removes the blobs of a failed change, or those of replaced domains
+            finally:  # removes the blobs of a failed change, or those of dropped versions
                 self.blobs.sweep(self._manifest().references())
+
+    def _check_version(self, version: Version) -> None:
+        """Check that all blobs of a version are as they were written."""
+        for blob in version.blobs:
+            self.blobs.read(blob)
+
+    def _is_intact(self, version: Version) -> bool:
+        with contextlib.suppress(CovNormError):
+            self._check_version(version)
+            return True
+        return False
 
     def _written_basis(self, net: MultiDomainNetwork, name: str) -> dict[str, str]:
         """Write a basis: its factors apart from its moments, which only joining needs."""
@@ -367,3 +496,8 @@ class Ecology:
 
 def _optional(read: Callable[[str], dict[str, T]], entry: Entry, part: str) -> dict[str, T]:
     return read(entry.blobs[part]) if part in entry.blobs else {}
+
+
+def _check_keep(keep: object) -> None:
+    if type(keep) is not int or keep < 0:
+        raise CovNormError(f"keep={keep!r}: give the number of versions to keep, 0 for none")

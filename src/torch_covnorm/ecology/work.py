@@ -12,7 +12,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from ..errors import CovNormError
-from ..records import blame
+from ..records import blame, disk_bytes
 from ..training.snapshot import Snapshot, SnapshotMismatch
 
 
@@ -59,6 +59,26 @@ def _clear(folder: Path) -> None:
         with blame(folder):
             folder.rename(away)
         shutil.rmtree(away, ignore_errors=True)
+
+
+def clear_unfinished(folder: Path, dry_run: bool = False) -> tuple[int, list[str]]:
+    """Delete the work folders in a folder that no process uses.
+
+    Returns their bytes, and the names of those in use. With `dry_run`, nothing is deleted.
+    """
+    freed, busy = 0, []
+    found = [place for place in folder.glob("*") if place.is_dir()]
+    for name in sorted({place.name.partition("~")[0].removeprefix(".") for place in found}):
+        places = [p for p in found if p.name == name or p.name.startswith(f".{name}~")]
+        held = workplace(folder / name, name, fresh=False)
+        try:
+            with locked(folder / f".{name}", name) if dry_run else held:
+                freed += disk_bytes(file for place in places for file in place.rglob("*"))
+        except CovNormError as error:
+            if str(error) != name:  # a full disk, a read-only folder
+                raise
+            busy.append(name)
+    return freed, busy
 
 
 def unfinished(work: Path, settings: dict[str, Any]) -> Snapshot:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import records
+from ..ecology.prediction import ASSUMED
 from ..errors import CovNormError, choices
 from ..network import basis, files
 from ..network.domain import Domain
@@ -152,8 +153,8 @@ def _input_shape(net: MultiDomainNetwork, domain: Domain, size: Any) -> tuple[in
 def _about(net: MultiDomainNetwork, domain: Domain, shape: tuple[int, ...]) -> dict[str, Any]:
     preprocessing: Any = domain.preprocessing
     if preprocessing is None or isinstance(preprocessing, dict):  # null: unknown
-        fit = "squash" if preprocessing else None  # the default of domains that name no other
-        unknown = {"size": None, "mean": None, "std": None, "fit": fit}
+        assumed = ASSUMED if preprocessing else dict.fromkeys(ASSUMED)
+        unknown = {"size": None, "mean": None, "std": None, **assumed}
         preprocessing = unknown | (preprocessing or {})
         if len(shape) == 3:
             preprocessing["size"] = shape[1] if shape[1] == shape[2] else list(shape[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..compress.covnorm import Preset, preset_of
@@ -16,12 +16,14 @@ class Config:
 
     options: every option of the method with its value, its default where none was given.
     training: of the first stage. tuning: of the stage after compression.
+    norms: which norms of the backbone a new domain copies; see `add_domain`.
     """
 
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
     training: Training = TRAININGS["default"]
     tuning: Training = TRAININGS["default"]
+    norms: str = "shared"
 
     @property
     def preset(self) -> Preset:
@@ -34,10 +36,7 @@ class Config:
         """Whether directions are compared in the metric of the loss."""
         return self.options.get("metric") == "loss"
 
-    def training_of_A(self, method: str) -> Config:
-        """Return the configuration that trains the full A from which this method starts."""
-        return replace(self, method=method, options={})
-
     def record(self) -> dict[str, Any]:
         """Return what identifies a run as plain JSON; a function by its name."""
-        return {"method": self.method, **plain(self.options), **self.training.record()}
+        options = {**plain(self.options), "norms": self.norms}
+        return {"method": self.method, **options, **self.training.record()}

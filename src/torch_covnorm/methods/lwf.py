@@ -20,7 +20,7 @@ from ..errors import CovNormError
 from ..network.domain import Domain
 from ..network.network import MultiDomainNetwork
 from ..network.routing import eval_mode
-from ..training.batches import images_of
+from ..training.batches import as_loader
 
 
 def distillation(logits: Tensor, targets: Tensor, T: float = 2.0) -> Tensor:
@@ -111,10 +111,13 @@ def forgetting(
     """
     found: dict[str, float] = {}
     with OldHead(net, name).watching() as old, eval_mode(net):
-        classes = [_old_classes(old, name, images_of(batch)) for batch in loader]
+        inputs = old.domain.preprocessing
+        batches = as_loader(loader, inputs, labels=False)
+        classes = [_old_classes(old, name, images) for images, _ in batches]
         found["agreement"] = _percent([(after == before) for before, after in classes])
         if source is not None:
-            truth = [(*_old_classes(old, name, x), torch.as_tensor(y).cpu()) for x, y in source]
+            batches = as_loader(source, inputs)
+            truth = [(*_old_classes(old, name, x), y.cpu()) for x, y in batches]
             found["before"] = _percent([before == y for before, _, y in truth])
             found["after"] = _percent([after == y for _, after, y in truth])
             found["forgetting"] = found["before"] - found["after"]

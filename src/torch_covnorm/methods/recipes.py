@@ -14,18 +14,22 @@ from ..compress.gradients import predicted_loss
 from ..compress.joint import join_, join_svd_
 from .lwf import OldHead, distillation, forgetting, fork_
 from .run import Run
-from .smallest import smallest_file
+from .smallest import smallest_file, unmeasured_budget
 
 
 @dataclass(frozen=True)
 class Method:
-    """A system: its recipe, its options with their defaults, and its changes to the training."""
+    """A system: its recipe, its options with their defaults, and its changes to the training.
+
+    norms: which norms of the backbone its domains copy, by default; see `add_domain`.
+    """
 
     summary: str
     recipe: Callable[..., None]
     options: Mapping[str, Any] = field(default_factory=dict)
     training: Mapping[str, Any] = field(default_factory=dict)
     joint: bool = False
+    norms: str = "shared"
 
 
 # ── one domain ───────────────────────────────────────────────────────────────────────────────
@@ -36,7 +40,7 @@ def _train(adapter: str) -> Callable[[Run], None]:
 
     def recipe(run: Run) -> None:
         run.add(adapter, run.options.get("rank"))
-        run.fit("train", run.config.training)
+        run.train_first()
 
     return recipe
 
@@ -48,7 +52,7 @@ def _lwf(run: Run) -> None:
     strength, T = run.options["strength"], run.options["temperature"]
     if run.options["warm_up"]:
         epochs, lr = run.options["warm_up"], run.options["warm_up_lr"]
-        warm_up = replace(run.config.training, epochs=epochs, lr=lr, head_lr=None)
+        warm_up = replace(run.choose().training, epochs=epochs, lr=lr, head_lr=None)
         assert domain.head is not None
         run.fit("warm-up", warm_up, list(domain.head.parameters()))
     with OldHead(run.net, run.name).watching() as old:
@@ -56,7 +60,7 @@ def _lwf(run: Run) -> None:
         def keep(images: Tensor) -> Tensor:
             return strength * distillation(old.now(), old.before(images), T)
 
-        run.fit("train", run.config.training, penalty=keep)
+        run.train_first(keep)
     images = run.train if run.val is None else run.val
     run.result.forgetting = forgetting(run.net, run.name, images, run.options["source"])
 
@@ -65,7 +69,7 @@ def _piggyback(run: Run) -> None:
     run.add("mask")
     for name, mask in run.domain.weights.items():
         mask.unpack_(run.net.backbone.get_submodule(name))
-    run.fit("train", run.config.training)
+    run.train_first()
     run.domain.pack_()
 
 
@@ -113,7 +117,9 @@ def _normalize(run: Run) -> None:
     parts, preset, result = run.decompose(), run.config.preset, run.result
     budget, max_drop = run.options["budget"], run.options["max_drop"]
     with run.timed("normalize"):
-        if max_drop is not None:
+        if max_drop is not None and run.released:
+            budget = unmeasured_budget(run)
+        elif max_drop is not None:
 
             def compress(budget: int) -> None:
                 normalize_to_(run.net, run.name, parts, ranks_within(parts, budget), preset)
@@ -136,7 +142,8 @@ def _normalize(run: Run) -> None:
 def _tune_as_published(run: Run) -> None:
     """Tune as the authors' program does: only M for five epochs, then W, C, norms and head too."""
     parts = [A.get_parameter("M") for A in run.domain.maps.values()]
-    tuning, first = run.config.tuning, min(5, run.config.tuning.epochs)
+    tuning = run.tuning()
+    first = min(5, tuning.epochs)
     run.fit("tune-M", replace(tuning, epochs=first, schedule=tuning.factor), parts)
 
     def later(epoch: float) -> float:
@@ -189,15 +196,19 @@ _GENTLE = {"lr": 3e-4, "head_lr": 3e-3}  # for weights that are already trained
 _BY_VARIANCE: dict[str, Any] = {"variance": None, "ranks": None, "adapter": "residual"}
 
 METHODS: dict[str, Method] = {
-    "fnft": Method("fine-tune a copy of everything", _train("own"), training=_GENTLE),
+    "fnft": Method("fine-tune a copy of everything", _train("own"), training=_GENTLE, norms="own"),
     "bn": Method(
-        "only the affine part and statistics of BatchNorm (Bilen 2017)", _train("batchnorm")
+        "only the affine part and statistics of BatchNorm (Bilen 2017)",
+        _train("batchnorm"),
+        training={"norm_statistics": "batch"},
+        norms="own",
     ),
     "lwf": Method(
         "fine-tune everything, keep the old head's outputs (Li 2017)",
         _lwf,
         {"strength": 1.0, "temperature": 2.0, "warm_up": 1, "warm_up_lr": 3e-3, "source": None},
         _GENTLE,
+        norms="own",
     ),
     "ra": Method("residual adapters in series (Rebuffi 2017)", _train("residual")),
     "parallel": Method(
@@ -212,6 +223,7 @@ METHODS: dict[str, Method] = {
         "a binary mask on the frozen weights (Mallya 2018)",
         _piggyback,
         training=_GENTLE | {"optimizer": "adam", "weight_decay": 0.0},
+        norms="own",
     ),
     "covnorm": Method(
         "A ≈ C·M·W by the PCAs of its data, M tuned and absorbed",

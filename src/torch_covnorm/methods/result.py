@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..compress.joint import Joined
+from ..network.domain import Domain
 from ..stats.decomposition import Decomposition
 from ..stats.moments import Moments
 
@@ -23,6 +24,9 @@ class Adapted:
     parts: {site: `Decomposition`} of the trained A's, if the method decomposes them.
     predicted: for metric="loss", the predicted loss of the compression and its standard error.
     declined: tuning validated worse than what it started from, which was kept.
+    choices: what ``Training("auto")`` chose: epochs, rate, augmentation, class weights.
+    linear: adapting did not help, so the domain is a linear head on the frozen backbone.
+    trained: the domain before compression, if it was asked for.
     whole: max_drop allowed nothing smaller than the full A's, so they were kept.
     dtype: for covnorm, the precision that its numbers are rounded to; None leaves them as trained.
         `storage` is {precision: {"bytes", "accuracy"}}: what each precision would cost, validated.
@@ -42,6 +46,9 @@ class Adapted:
     parts: dict[str, Decomposition] | None = None
     predicted: dict[str, float | None] | None = None
     declined: bool = False
+    choices: dict[str, Any] = field(default_factory=dict)
+    linear: bool = False
+    trained: Domain | None = None
     whole: bool = False
     dtype: str | None = None
     storage: dict[str, dict[str, Any]] | None = None
@@ -51,6 +58,8 @@ class Adapted:
         return {
             "validation": self.accuracy,
             "declined": self.declined,
+            "choices": self.choices,
+            "linear": self.linear,
             "forgetting": self.forgetting,
             "predicted": self.predicted,
             "whole": self.whole,

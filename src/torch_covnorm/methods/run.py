@@ -6,11 +6,12 @@ A run seeds the random numbers stage by stage; `adapt` restores the caller's.
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,16 +30,20 @@ from ..network.domain import Domain, class_names
 from ..network.network import MultiDomainNetwork
 from ..stats.decomposition import Decomposition
 from ..stats.moments import Moments
+from ..training.auto import Chosen, choose, clearly_worse, start_head_
 from ..training.batches import images_of
-from ..training.evaluation import evaluate
+from ..training.evaluation import correct, evaluate
 from ..training.fit import Penalty, fit
+from ..training.probe import LinearHead, features, fit_head
 from ..training.progress import Progress, Report, WatchedLoader
-from ..training.schedules import Training
+from ..training.schedules import AUTO, Training
 from ..training.seeds import seed_all, seed_loader
 from ..training.snapshot import Snapshot, restore_, tensors_of
 from .config import Config
 from .result import Adapted
 
+FEW = 100  # validation images that cannot tell a good domain from one some points worse
+SHARES = (1.0, 0.75, 0.5)  # of the trained parameters in an average with those at the start
 Statistics = TypeVar("Statistics", Moments, GradientMoments)
 
 
@@ -46,8 +51,12 @@ Statistics = TypeVar("Statistics", Moments, GradientMoments)
 class Run:
     """A domain, its data and its configuration; `result` is filled while the recipe runs.
 
-    The data, `classes`, `start`, `augment`, `progress`, `snapshot` and `every` are as for `adapt`.
-    floor: the validation accuracy that `max_drop` promises; tuning must not fall below it.
+    The data, `classes`, `start`, `augment`, `progress`, `snapshot`, `every` and `preprocessing` are
+    as for `adapt`.
+    keeps_trained: `result.trained` shall be a copy of the domain before compression. further: an
+    existing domain with a trained A shall be trained further first.
+    chosen: what `Training("auto")` became, once something has trained. new: the run has added the
+    domain. released: the few validation images are training images now.
     """
 
     net: MultiDomainNetwork
@@ -63,7 +72,13 @@ class Run:
     progress: bool | Report | None = None
     snapshot: Path | None = None
     every: float = 20.0
-    floor: float = -math.inf
+    everything: Iterable[Any] | None = None
+    keeps_trained: bool = False
+    further: bool = False
+    preprocessing: Any = None
+    chosen: Chosen | None = field(init=False, default=None)
+    new: bool = field(init=False, default=False)
+    released: bool = field(init=False, default=False)
     result: Adapted = field(init=False)
     gradients: dict[str, GradientMoments] | None = field(init=False, default=None)
 
@@ -92,7 +107,9 @@ class Run:
         if classes is None:
             classes = max(count_classes(loader) for loader in loaders if loader is not None)
         seed_all(self.config.training.seed, "add")
-        self.net.add_domain(self.name, classes, adapter, rank)
+        given = {"preprocessing": self.preprocessing, "norms": self.config.norms}
+        self.net.add_domain(self.name, classes, adapter, rank, **given)
+        self.new = True
 
     def add_trained(self) -> None:
         """Add the domain with a trained full A at every site: `start`'s, its own, or a new one."""
@@ -105,8 +122,112 @@ class Run:
             self.note("train")
         elif self._must_train():
             self.add(self._kind())
-            self.fit("train", self.config.training)
+            self.train_first()
         full_maps(self.domain)
+
+    def train_first(self, penalty: Penalty | None = None) -> None:
+        """Train the first stage, with the settings that the configuration gives or leaves open."""
+        training = self.choose().training
+        if self.further and training.head == "probe":
+            self._refit_head()
+        start = {k: t.clone() for k, t in tensors_of(self.domain).items()}
+        self.fit("train", training, penalty=penalty)
+        if training.keep == "settled" and self.new:
+            self._average_with(start)
+        self.result.trained = copy.deepcopy(self.domain) if self.keeps_trained else None
+
+    def _refit_head(self) -> None:
+        """Fit the head of a domain that trains further to its own features of all its images.
+
+        Rows of new classes would otherwise start at 0.
+        """
+        if not isinstance(self.domain.head, nn.Linear) or self.domain.runs_own:
+            return
+        seed_all(self.config.training.seed, "head")
+        x, y = features(self.net, self.train, self.name)
+        start_head_(self.net, self.name, fit_head(x, y.long(), len(self.domain.head.weight)))
+
+    def _average_with(self, start: dict[str, Tensor]) -> None:
+        """Average the trained parameters with those at the start, the linear head.
+
+        The share of the trained ones is that with the best validation accuracy, then loss, or one
+        half if no validation images are held out: few images say little about how far to go.
+        """
+        trained = {k: t.clone() for k, t in tensors_of(self.domain).items()}
+        shares, merits = SHARES if self.val is not None else SHARES[-1:], {}
+
+        def average(share: float) -> None:
+            mixed = {
+                k: torch.lerp(start[k], t, share) if t.is_floating_point() else t
+                for k, t in trained.items()
+            }
+            restore_(self.domain, mixed)
+
+        for share in shares if self.val is not None else ():
+            average(share)
+            found = evaluate(self.net, self.name, self.val or ())
+            merits[share] = (found.accuracy or 0.0, -found.loss)
+        best = max(shares, key=lambda share: merits.get(share, (0.0, 0.0)))
+        average(best)
+        self.result.choices["share of the trained parameters"] = best
+        if best != 1:
+            self.note("train")
+
+    def choose(self) -> Chosen:
+        """Choose what the training leaves open, as one stage of the snapshot.
+
+        The domain starts as chosen: with the linear head, and with calibrated norms.
+        """
+        if self.chosen is not None:
+            return self.chosen
+        training = self.config.training
+        settings = {"backbone": self.net.fingerprint, "domain": self.name, "stage": "choose"}
+        saved = None if self.snapshot is None else Snapshot(self.snapshot / "choose", settings)
+        state = saved.load() if saved is not None else None
+        if state is not None:
+            self.chosen = Chosen.from_state(state["chosen"], training, self.augment)
+            restore_(self.domain, state["domain"])
+        else:
+            with self.timed("choose"):
+                self.chosen = choose(
+                    self.net,
+                    self.name,
+                    self.train,
+                    self.val,
+                    training,
+                    statistics=self.statistics,
+                    augment=self.augment,
+                    fresh=self.new,
+                    progress=self.progress,
+                )
+            if saved is not None:
+                chosen = self.chosen.state_dict()
+                saved.save({"chosen": chosen, "domain": tensors_of(self.domain)})
+        self.result.choices = dict(self.chosen.record)
+        if self.chosen.head is not None:
+            self._note_linear(self.chosen.head)
+        self._release()
+        return self.chosen
+
+    def _release(self) -> None:
+        """After the choices, train on the validation images too if they are few.
+
+        They cannot tell a good domain from one some points worse, and as training images they help.
+        """
+        if self.everything is None or self.val is None or self.config.training.keep == "best":
+            return
+        if self._images(self.val) >= FEW:
+            return
+        self.train = self.statistics = self.everything
+        self.val, self.released = None, True
+        self.result.choices["validation images"] = "few, so used for training after the choices"
+        seed_all(self.config.training.seed, "release")
+        head = None if self.chosen is None else self.chosen.head
+        if self.new and head is not None:
+            x, y = features(self.net, self.everything)
+            start_head_(
+                self.net, self.name, fit_head(x, y.long(), len(head.bias), decay=head.decay)
+            )
 
     def fit(
         self,
@@ -116,6 +237,7 @@ class Run:
         penalty: Penalty | None = None,
     ) -> None:
         """Train `parameters`, or all that is trainable, as one stage of the snapshot."""
+        chosen = self.choose()
         done = fit(
             self.net,
             self.name,
@@ -123,29 +245,46 @@ class Run:
             self.val,
             training,
             parameters=parameters,
+            criterion=chosen.criterion(next(self.net.backbone.parameters()).device),
             penalty=penalty,
-            augment=self.augment,
+            augment=chosen.augment,
             progress=self.progress,
             stage=stage,
             snapshot=None if self.snapshot is None else self.snapshot / stage,
             every=self.every,
         )
         self.result.seconds[stage] = done.seconds
-        self.result.stages[stage] = done.accuracy
+        if done.slowed:
+            self.result.choices[f"slowed in {stage}"] = done.slowed
+        if self.val is not None:
+            self.result.stages[stage] = done.accuracy
         self._test(stage)
 
     def tune(self) -> None:
         """Train after the compression; keep the result unless it validates worse."""
+        if self.released:
+            return  # nothing could tell whether it helps
         with self.may_decline():
-            self.fit("tune", self.config.tuning)
+            self.fit("tune", self.tuning())
+
+    def tuning(self) -> Training:
+        """Return the settings of the stage after compression.
+
+        What the configuration leaves open follows from the first stage: a third of its rate, half
+        of its epochs.
+        """
+        tuning, first = self.config.tuning, self.choose().training
+        if tuning.epochs == AUTO:
+            tuning = replace(tuning, epochs=-(-first.epochs // 2), stop_after=first.stop_after)
+        return replace(tuning, lr=first.lr / 3) if tuning.lr == AUTO else tuning
 
     @contextlib.contextmanager
     def may_decline(self) -> Iterator[None]:
         """Keep what is trained inside, unless it validates clearly worse than before.
 
         Clearly means by more than one standard error of the validation accuracy, because training
-        has seen other images than these, or below `floor`. Both are measured as their files would
-        hold them, in the run's precision.
+        has seen other images than these. Both are measured
+        as their files would hold them, in the run's precision.
         """
         if self.val is None:
             yield
@@ -154,7 +293,7 @@ class Run:
         was, error = self._validated(self.val)
         yield
         now, _ = self._validated(self.val)
-        if not (now >= was or now >= max(was - error, self.floor)):
+        if not now >= was - error:
             restore_(self.domain, before)
             self.result.declined = True
 
@@ -170,8 +309,7 @@ class Run:
             found = evaluate(self.net, self.name, val)
         if found.accuracy is None:
             return -found.loss, 0.0
-        share = found.accuracy / 100
-        return found.accuracy, 100 * math.sqrt(share * (1 - share) / found.n)
+        return found.accuracy, found.standard_error
 
     # ── statistics ───────────────────────────────────────────────────────────────────────────
 
@@ -238,10 +376,49 @@ class Run:
 
     def finish(self) -> Adapted:
         """Validate the finished domain and return the result."""
-        self.note("final")
+        if self._linear_is_better():
+            self._keep_linear()
+        else:
+            self.note("final")
         self.result.accuracy = self.result.stages.get("final")
         self.result.parameters = self.net.num_parameters(self.name)
         return self.result
+
+    def _note_linear(self, head: LinearHead) -> None:
+        """Record the accuracy of the linear head on the bare features."""
+        right = self.chosen.right if self.chosen is not None else None
+        if right is not None:
+            self.result.stages["linear"] = 100 * int(right.sum()) / len(right)
+        if self.test is not None:
+            x, y = features(self.net, self.test)
+            answers = head(x).argmax(1)
+            self.result.tested["linear"] = 100 * int((answers == y).sum()) / len(y)
+
+    def _linear_is_better(self) -> bool:
+        """Return whether the linear head validates clearly better than what was adapted.
+
+        Clearly means by more than one standard error of the paired difference.
+        """
+        right = None if self.chosen is None else self.chosen.right
+        if right is None or self.val is None or not self.new or self.domain.basis is not None:
+            return False
+        return clearly_worse(correct(self.net, self.name, self.val), right)
+
+    def _keep_linear(self) -> None:
+        """Replace the domain by the linear head on the frozen backbone: adapters of rank 0."""
+        domain, head = self.domain, self.choose().head
+        assert head is not None
+        self.net.remove_domain(self.name)
+        classes, processing = list(domain.classes or ()), domain.preprocessing
+        self.net.add_domain(self.name, classes, "none", preprocessing=processing, norms="shared")
+        if self.everything is not None:
+            x, y = features(self.net, self.everything)
+            head = fit_head(x, y.long(), len(classes), decay=head.decay)
+        start_head_(self.net, self.name, head)
+        self.result.linear = True
+        self.result.stages["final"] = self.result.stages.get("linear")
+        self._test("final")
+        self.result.ranks = dict.fromkeys(self.net.sites, (0, 0))
 
     @contextlib.contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -271,6 +448,10 @@ class Run:
         if self.test is not None:
             self.result.tested[stage] = evaluate(self.net, self.name, self.test).accuracy
 
+    @staticmethod
+    def _images(loader: Iterable[Any]) -> int:
+        return sum(len(images_of(batch)) for batch in loader)
+
     # ── checks ───────────────────────────────────────────────────────────────────────────────
 
     def _kind(self) -> str:
@@ -291,6 +472,8 @@ class Run:
 
     def _must_train(self) -> bool:
         """Return whether A still has to be trained, or its training was interrupted."""
+        if self.further:
+            return True
         if self.name not in self.net.domains or not trained(self.domain, self.net):
             return True
         return self.snapshot is not None and (self.snapshot / "train").exists()
@@ -311,7 +494,7 @@ class Run:
 def trained(domain: Domain, net: MultiDomainNetwork) -> bool:
     """Return whether a domain was trained: its norms counted batches or changed, or its A changed.
 
-    A DAN adapter in a network without norms has no counter, but starts as the identity.
+    The bias of a new A is exactly 0, and a DAN adapter starts as the identity.
     """
     for name, norm in domain.norms.items():
         before, counted = net.backbone.get_submodule(name), norm.num_batches_tracked
@@ -321,6 +504,8 @@ def trained(domain: Domain, net: MultiDomainNetwork) -> bool:
             return True
     for _, adapter in domain.adapters.items():
         if any(getattr(norm, "num_batches_tracked", None) for norm in (adapter.B1, adapter.B2)):
+            return True
+        if adapter.A is not None and bool(adapter.A.bias.any()):
             return True
         if isinstance(adapter, ConvAdapter) and isinstance(adapter.A, FullMap):
             A = adapter.A.A

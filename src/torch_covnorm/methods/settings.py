@@ -14,9 +14,10 @@ from ..compress.precision import PRECISIONS, SMALLEST
 from ..errors import CovNormError, check_choice, choices
 from ..network.domain import check_name
 from ..network.network import MultiDomainNetwork
+from ..network.sites import NORMS
 from ..stats.decomposition import MiniAdaptation
 from ..stats.ranks import check_budget, check_rank_pairs, check_threshold, rank_of
-from ..training.schedules import Training, training_of
+from ..training.schedules import AUTO, CHOICES, Training, renamed_norms, training_of
 from .config import Config
 from .recipes import METHODS
 
@@ -44,36 +45,45 @@ def configure(
     """Check a method, its options and its training, and return them as a `Config`.
 
     Args:
-        options: of the method (variance=, rank=, …) and single settings of training (epochs=, …).
-        training: of the first stage: a `Training`, or the name of one.
+        options: of the method (variance=, rank=, …), norms= of a new domain ("shared", "sites" or
+            "own"; see `add_domain`), and single settings of training (epochs=, …).
+        training: of the first stage: a `Training`, or the name of one; ``Training("auto")`` by
+            default.
         tuning: of the stage after compression: a `Training`, or changes to the default one, which
             is `training` with a third of its rate and half of its epochs (as `training` for
             preset="paper", with a tenth of the rate for "official-code").
     """
     check_choice("method", method, METHODS)
-    chosen, options = METHODS[method], options or {}
+    chosen, options = METHODS[method], dict(options or {})
+    norms = options.pop("norms", None)
+    if norms in CHOICES["norm_statistics"]:
+        options["norm_statistics"], norms = renamed_norms(norms), "own"
     of_training = {f.name for f in fields(Training)}
     for key in options:
         if key not in of_training and key not in chosen.options:
-            known = [*chosen.options, *of_training]
+            known = [*chosen.options, "norms", *of_training]
             raise CovNormError(f"method {method!r} has no setting {key}=: {choices(key, known)}")
     given = {**chosen.options, **{k: v for k, v in options.items() if k in chosen.options}}
     _check_options(given)
     preset = given.get("preset")
-    first = training_of(training or preset)
+    if norms is None:
+        norms = chosen.norms if preset is None else "own"  # as published
+    check_choice("norms", norms, NORMS)
+    first = training_of(training or preset or AUTO)
     if training is None and preset is None:
         first = first.changed(dict(chosen.training))
     first = first.changed({k: v for k, v in options.items() if k in of_training})
     if not isinstance(tuning, Training):
         tuning = _tuning(first, preset).changed(dict(tuning or {}))
-    return Config(method=method, options=given, training=first, tuning=tuning)
+    return Config(method, given, first, tuning, norms)
 
 
 def _tuning(first: Training, preset: str | None) -> Training:
     slower = TUNED_SLOWER.get(str(preset), 3)
     head_lr = None if first.head_lr is None else first.head_lr / slower
-    second = replace(first, lr=first.lr / slower, head_lr=head_lr)
-    if preset is not None:
+    lr = first.lr if first.lr == AUTO else first.lr / slower
+    second = replace(first, lr=lr, head_lr=head_lr)
+    if preset is not None or first.epochs == AUTO:
         return second
     half = -(-first.epochs // 2)
     milestones = tuple(m * half / max(first.epochs, 1) for m in first.milestones)

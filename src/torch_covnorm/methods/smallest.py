@@ -15,6 +15,9 @@ from ..training.evaluation import evaluate
 from .run import Run
 
 BUDGETS = 32
+LARGEST_LEAST = 1 / 4  # of A's parameters: the least budget with 100 validation images or fewer
+EVIDENCE = 25  # with n validation images, the least budget is 25 / n of A's parameters
+CONFIDENCE = 4  # tuning restores confidence more easily than accuracy
 
 
 def smallest_file(
@@ -22,17 +25,24 @@ def smallest_file(
 ) -> tuple[int | None, str | None]:
     """Return (budget, precision) of the smallest file within `drop` points of A's own accuracy.
 
+    The mean probability of the true class must be within four times that of A's too: with few
+    validation images, some of the many candidates keep their accuracy by chance.
+
     `compress` compresses the run's domain to a budget. In each precision, bisection goes over 32
-    budgets, from one direction per site to A's own parameters, and the full A after them. Every
-    candidate is validated as its file would hold it. M is in closed form, so nothing is trained in
-    between. The fewest bytes win. A budget of None means the full A, a precision of None that
-    nothing is rounded (``dtype=None``).
+    budgets, up to A's own parameters, and the full A after them. The fewer validation images there
+    are, the larger is the least budget: 15 images cannot tell a good domain from one that lost
+    five points. Every candidate is validated as its file would hold it. M is in closed form, so
+    nothing is trained in between. The fewest bytes win. A budget of None means the full A, a
+    precision of None that nothing is rounded (``dtype=None``).
 
     If even the full A loses too much in the requested precision, a more precise one is used.
     """
     wanted, trained, net, name = run.options["dtype"], run.domain, run.net, run.name
-    goal = run.floor = _accuracy(run) - drop - 1e-9  # exactly `drop` is within it, despite rounding
-    sizes = [*budgets(trained), None]
+    best = _measured(run)
+    images = sum(len(labels) for _, labels in run.val or ())
+    tolerance = drop + 1e-9  # exactly `drop` is within it, despite rounding
+    goal = best[0] - tolerance, best[1] - CONFIDENCE * tolerance
+    sizes = [*budgets(trained, min(LARGEST_LEAST, EVIDENCE / max(images, 1))), None]
     steps = 6 * (len(PRECISIONS) if wanted == SMALLEST else 1)  # bisection of 34 sizes
     tried = 0
 
@@ -53,7 +63,8 @@ def smallest_file(
             run.report("normalize", min(tried, steps), steps)
             net.domains[name] = compressed(sizes[index])
             with as_stored(net, name, precision):
-                return _accuracy(run) >= goal
+                accuracy, confidence = _measured(run)
+                return accuracy >= goal[0] and confidence >= goal[1]
 
         return smallest(range(len(sizes) + 1), good)
 
@@ -86,10 +97,23 @@ def smallest_file(
     return sizes[index], precision
 
 
-def budgets(domain: Domain) -> list[int]:
-    """Return budgets of parameters in equal ratios, from one direction per site to the full A."""
+def unmeasured_budget(run: Run) -> int:
+    """Return the budget, and choose the precision, where no validation images can measure a drop.
+
+    It is the least budget that few validation images would allow, a quarter of the full A.
+    """
+    run.result.dtype = "int8" if run.options["dtype"] == SMALLEST else run.options["dtype"]
+    return budgets(run.domain, LARGEST_LEAST)[0]
+
+
+def budgets(domain: Domain, least: float = 0.0) -> list[int]:
+    """Return budgets of parameters in equal ratios, up to the parameters of the full A.
+
+    The first is one direction per site, or `least`, a share of the full A, if that is more.
+    """
     shapes = [A.factors[0].shape for A in domain.maps.values()]
-    low, high = sum(map(sum, shapes)), sum(a * b for a, b in shapes)
+    high = sum(a * b for a, b in shapes)
+    low = max(sum(map(sum, shapes)), int(least * high))
     return [round(low * (max(high, low) / low) ** (i / (BUDGETS - 1))) for i in range(BUDGETS)]
 
 
@@ -101,10 +125,11 @@ def _precisions(wanted: str | None) -> list[str | None]:
     return [*order[0 if wanted == SMALLEST else order.index(wanted) :]]
 
 
-def _accuracy(run: Run) -> float:
+def _measured(run: Run) -> tuple[float, float]:
+    """Return the accuracy and the mean probability of the true class, in percent."""
     if run.val is None:
         raise CovNormError(f"domain {run.name!r}: max_drop= needs validation data")
-    found = evaluate(run.net, run.name, run.val).accuracy
-    if found is None:
+    found = evaluate(run.net, run.name, run.val)
+    if found.accuracy is None or found.confidence is None:
         raise CovNormError(f"domain {run.name!r}: max_drop= needs labels that are class numbers")
-    return found
+    return found.accuracy, found.confidence

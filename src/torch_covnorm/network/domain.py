@@ -31,6 +31,7 @@ class Network(Protocol):
 class Domain(nn.Module):
     """Adapters by site, norms by their names in the backbone, head, class names.
 
+    Norms of the backbone that are not among `norms` are shared.
     own: a further module of the domain. preprocessing: any JSON value that describes how images
     become inputs; it is saved with the domain. weights: replacements for the weights of layers
     (FNFT, Piggyback), by layer. basis: the name of the basis that a domain of joint mode shares.
@@ -83,6 +84,11 @@ class Domain(nn.Module):
         super()._apply(fn, recurse)
         self.prepared = self.prepared and self.prepared.map(fn)
         return self
+
+    def has_norm(self, name: str) -> bool:
+        """Return whether the domain has a copy of this norm of the backbone."""
+        prepared = self.prepared
+        return name in self.norms or (prepared is not None and name in prepared.norms.channels)
 
     @property
     def runs_own(self) -> bool:

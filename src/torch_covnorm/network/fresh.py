@@ -1,4 +1,4 @@
-"""Make new domains: a new head, and copies of the backbone's norms."""
+"""Make new domains: a new head, and copies of norms of the backbone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..adapters import Adapter, Layer, WeightAdapter
 from ..errors import CovNormError
 from .domain import Domain, Network, class_names
 from .routing import plain_copy
-from .sites import find_norms
+from .sites import copied_norms
 
 
 def make_domain(
@@ -22,8 +22,12 @@ def make_domain(
     own: nn.Module | None,
     preprocessing: Any,
     weights: Mapping[str, WeightAdapter],
+    norms: str,
 ) -> Domain:
-    """Return a new domain for a network, which does not change."""
+    """Return a new domain for a network, which does not change.
+
+    norms: which norms of the backbone it copies, as in `copied_norms`.
+    """
     names = class_names(classes)
     head = None
     if net.head_name is not None and names is not None:
@@ -38,8 +42,8 @@ def make_domain(
             f"domain {name!r}: {classes} classes, but this network has no head. Name the layer "
             "with MultiDomainNetwork(…, head=name), or give own=."
         )
-    norms = find_norms(net.backbone)
-    copies = {n: plain_copy(norm).requires_grad_(True) for n, norm in norms.items()}
+    originals = copied_norms(net.backbone, net.sites, norms)
+    copies = {n: plain_copy(norm).requires_grad_(True) for n, norm in originals.items()}
     anchor = cast(Layer, net.backbone.get_submodule(next(iter(net.sites)))).weight
     domain = Domain(name, adapters, copies, head, names, own, preprocessing, weights)
     for part in (domain.adapters, domain.head, domain.own):  # norms keep the backbone's dtype

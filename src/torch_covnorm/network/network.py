@@ -7,7 +7,7 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,11 @@ from .mixed import finish, groups, run_passes
 from .modulemap import ModuleMap
 from .routing import Call, Role, RoutedHead, RoutedNorm, route_
 from .sites import SitePredicate, find_head, find_norms, find_sites
+from .states import check_state
+from .unpicklable import Unpicklable
+
+if TYPE_CHECKING:
+    from .compiled import CompiledBackbone
 
 
 class MultiDomainNetwork(nn.Module):
@@ -54,6 +59,7 @@ class MultiDomainNetwork(nn.Module):
         sites: SitePredicate | None = None,
         head: str | None = "auto",
     ) -> None:
+        self._unpicklable = Unpicklable()  # first, so that it refuses before anything else fails
         super().__init__()
         self.head_name = find_head(backbone, head)
         self.sites: dict[str, Site] = find_sites(backbone, sites, self.head_name)
@@ -71,6 +77,7 @@ class MultiDomainNetwork(nn.Module):
         self.bases = ModuleMap()  # before the domains, which refer to them
         self.domains = ModuleMap()
         self.fingerprint = files.fingerprint(backbone, self.head_name)
+        self._compiled: CompiledBackbone | None = None
         self.register_load_state_dict_post_hook(_renew_fingerprint)
         self.train(backbone.training)
 
@@ -84,8 +91,9 @@ class MultiDomainNetwork(nn.Module):
         rank: int | float | None = None,
         own: nn.Module | None = None,
         preprocessing: Any = None,
+        norms: str | None = None,
     ) -> Domain:
-        """Add a domain with new adapters, a new head, and copies of the backbone's norms.
+        """Add a domain with new adapters and a new head.
 
         Args:
             classes: class names, or their number. Required if the backbone has a head and there is
@@ -98,14 +106,26 @@ class MultiDomainNetwork(nn.Module):
                 as nn.ModuleDict is not called, but trained and saved with the domain.
             preprocessing: any JSON value; saved with the domain. Default: the attribute of that
                 name of the backbone, if it is a dictionary.
+            norms: which BatchNorms of the backbone the domain copies and trains. "shared": none,
+                they stay the backbone's in eval mode (the default). "sites": those that follow a
+                site. "own": all (the default of the adapters "batchnorm", "own" and "mask").
         """
         self._check_new(name)
         adapters = self.fresh_adapters(adapter, rank)
+        if norms is None:
+            norms = "own" if adapter in ("batchnorm", "own", "mask") else "shared"
+        if adapter == "batchnorm" and norms == "shared" and all(a.idle for a in adapters.values()):
+            raise CovNormError(
+                "adapter='batchnorm' trains the norms of the backbone, and norms='shared' copies "
+                "none of them: choose norms='own' or 'sites'"
+            )
         if preprocessing is None:
             given = getattr(self.backbone, "preprocessing", None)
             preprocessing = copy.deepcopy(given) if isinstance(given, dict) else None
         weights = weight_adapters(self.backbone, adapter, self.head_name)
-        self.domains[name] = make_domain(self, name, adapters, classes, own, preprocessing, weights)
+        self.domains[name] = make_domain(
+            self, name, adapters, classes, own, preprocessing, weights, norms
+        )
         return self.domain(name)
 
     def fresh_adapters(self, adapter: str, rank: int | float | None = None) -> dict[str, Adapter]:
@@ -197,6 +217,11 @@ class MultiDomainNetwork(nn.Module):
         With a list of domains, one per sample of the first argument, the output is a tensor if all
         heads have equally many classes, else a list with one output per sample.
         """
+        if torch.compiler.is_dynamo_compiling():
+            from .compiled import outside_graph
+
+            compiled = self._compiled is not None
+            return outside_graph(self, compiled, *args, domain=domain, **kwargs)
         names, domains, places = self._domains_of(domain, args)
         if places is not None and len(passes := groups(domains, places)) > 1:
             as_list = any(d.runs_own for d in domains)
@@ -204,11 +229,32 @@ class MultiDomainNetwork(nn.Module):
         call = Call(self._roles, domains, places, self._neutral_norms)
         try:
             with call.current():
-                out = call.backbone(self.backbone)(*args, **kwargs)
+                if self._compiled is not None:
+                    out = self._compiled(call, self.backbone, args, kwargs)
+                else:
+                    out = call.backbone(self.backbone)(*args, **kwargs)
         except (RuntimeError, ValueError, IndexError) as error:
             self._explain(error, args)
             raise
         return finish(out, call)
+
+    def compile_(self, *, disable: bool = False, **options: Any) -> MultiDomainNetwork:
+        """Compile the backbone with `torch.compile`, once for all domains; returns the network.
+
+        options: those of torch.compile, such as backend= or mode=. disable: go back to uncompiled.
+
+        The first call compiles. Another domain runs the same graph if its adapters are of the same
+        kinds; a second number of classes, rank or batch size compiles once more, and then any does.
+        Mixed batches, domains that replace weights, and `prepare_(…, only=True)` run uncompiled.
+        """
+        from .compiled import CompiledBackbone
+
+        self._compiled = None if disable else CompiledBackbone(options)
+        return self
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile in place, as `nn.Module.compile` does: `compile_` with the same options."""
+        self.compile_(*args, **kwargs)
 
     def _domains_of(
         self, domain: str | Sequence[str] | None, args: tuple[Any, ...]
@@ -290,6 +336,17 @@ class MultiDomainNetwork(nn.Module):
             norm._apply(fn)
         super()._apply(fn, recurse)
         return self
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load the state of a network that has the same backbone, bases and domains.
+
+        Everything about the domains is checked before the network changes, unless strict=False.
+        """
+        if strict:
+            check_state(self.state_dict(), state_dict)
+        return super().load_state_dict(state_dict, strict, assign)
 
     # ── files ────────────────────────────────────────────────────────────────────────────────
 

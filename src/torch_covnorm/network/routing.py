@@ -23,14 +23,27 @@ from ..adapters import Layer, NormTable, Site, base_forward, fold, run_folded, s
 from ..errors import CovNormError
 from .domain import Domain
 from .prepared import prepared_site
+from .unpicklable import Unpicklable
 
 _CALL: ContextVar[Call | None] = ContextVar("covnorm_call", default=None)
 _STEPWISE: ContextVar[bool] = ContextVar("covnorm_stepwise", default=False)
 
 
+class _Traced:
+    """The call that torch.compile is tracing, which cannot read a context variable.
+
+    It is set only inside the traced function, so at run time it is always None.
+    """
+
+    call: Call | None = None
+
+
+TRACED = _Traced()
+
+
 @dataclass(frozen=True)
 class RoutedNorm:
-    """A BatchNorm of the backbone: each domain has its own copy."""
+    """A BatchNorm of the backbone: a domain shares it or has a copy of it."""
 
     name: str
 
@@ -60,8 +73,14 @@ def route_(layers: Collection[nn.Module]) -> None:
         layer.register_forward_pre_hook(_no_shortcut)
 
 
-def _no_shortcut(layer: nn.Module, args: Any) -> None:
-    """Do nothing."""
+class _NoShortcut(Unpicklable):
+    """A hook that does nothing. Pickled, its layer would lose the `forward` above."""
+
+    def __call__(self, layer: nn.Module, args: Any) -> None:
+        """Do nothing."""
+
+
+_no_shortcut = _NoShortcut()
 
 
 def plain_copy(module: nn.Module) -> nn.Module:
@@ -77,7 +96,9 @@ def plain_copy(module: nn.Module) -> nn.Module:
 
 
 def _routed_forward(layer: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    call = _CALL.get()
+    call = TRACED.call if torch.compiler.is_dynamo_compiling() else None
+    if call is None:
+        call = _CALL.get()
     if call is None and torch._C._current_graph_task_id() != -1:
         raise CovNormError(
             "a layer runs again during backward, when the domain of its call is no longer known. "
@@ -101,6 +122,11 @@ def _setting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
 def stepwise() -> contextlib.AbstractContextManager[None]:
     """Run adapters module by module in eval mode too, inside, so that hooks see B1, A and B2."""
     return _setting(_STEPWISE, True)
+
+
+def runs_stepwise() -> bool:
+    """Return whether the current context is inside `stepwise`."""
+    return _STEPWISE.get()
 
 
 @contextlib.contextmanager
@@ -184,7 +210,8 @@ class Call:
     def _site(self, layer: Layer, site: Site, x: Tensor) -> Tensor:
         """Run the adapters module by module, or folded for inference."""
         self._check_input(x, site)
-        folded, stepwise = None, _STEPWISE.get()
+        # A compiler fuses the modules itself.
+        folded, stepwise = None, torch.compiler.is_dynamo_compiling() or runs_stepwise()
         if self.prepared and not stepwise:
             folded = prepared_site(self.prepared, site, layer.weight)
         else:
@@ -198,9 +225,12 @@ class Call:
         return run_folded(layer, x, folded, self._index(x))
 
     def _norm(self, layer: _BatchNorm, name: str, x: Tensor) -> Tensor:
-        """Run the norm of the domain, or one scale and shift per sample."""
-        if self.places is None and (not self.prepared or name in self.domains[0].norms):
+        """Run the shared norm, the domain's copy of it, or one scale and shift per sample."""
+        shared = not any(d.has_norm(name) for d in self.domains)
+        if self.places is None and name in self.domains[0].norms:
             return self.domains[0].norms[name](x)
+        if shared and (self.places is None or layer.running_mean is not None):
+            return type(layer).forward(layer, x)
         if layer.running_mean is None:
             raise CovNormError(
                 f"norm {name!r} has no running statistics, so it would mix the samples of a mixed "
@@ -208,11 +238,7 @@ class Call:
             )
         self._check_samples(x, name)
         if not self.scale_shifts:
-            if self.prepared:
-                table = NormTable.joined([p.norms for p in self.prepared])
-            else:
-                table = NormTable.of([dict(d.norms.items()) for d in self.domains], x)
-            self.scale_shifts = table.by_name()
+            self.scale_shifts = self._norm_table(x).by_name()
         scale, shift = self.scale_shifts[name]
         index = self._index(x)
         if index is not None:
@@ -220,6 +246,20 @@ class Call:
         shape = (len(scale), -1) + (1,) * (x.ndim - 2)
         out = torch.addcmul(shift.view(shape), x, scale.view(shape)).to(x.dtype)
         return self.neutral[name](out) if name in self.neutral else out
+
+    def _norm_table(self, x: Tensor) -> NormTable:
+        """Return scales and shifts of the norms that any domain has a copy of.
+
+        For a domain that shares such a norm, they are the backbone's.
+        """
+        layers = {
+            role.name: cast(_BatchNorm, layer)
+            for layer, role in self.roles.items()
+            if isinstance(role, RoutedNorm) and any(d.has_norm(role.name) for d in self.domains)
+        }
+        if self.prepared:
+            return NormTable.joined([p.norms.completed(layers, x) for p in self.prepared])
+        return NormTable.of([{**layers, **dict(d.norms.items())} for d in self.domains], x)
 
     def _head(self, layer: nn.Module, name: str, x: Tensor) -> Tensor:
         """Run each domain's head on its samples, and pad shorter outputs with -inf."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from ..adapters import Layer, Site
-from ..errors import CovNormError, CovNormWarning, choices
+from ..errors import CovNormError, CovNormWarning, check_choice, choices
 
+NORMS = ("shared", "sites", "own")
 SitePredicate = Callable[[str, nn.Module], bool]
 
 
@@ -87,8 +88,24 @@ def find_head(backbone: nn.Module, head: str | None) -> str | None:
 
 
 def find_norms(backbone: nn.Module) -> dict[str, _BatchNorm]:
-    """Return the BatchNorms of the backbone by name. Each domain has its own copies."""
+    """Return the BatchNorms of the backbone by name."""
     return {n: m for n, m in backbone.named_modules() if isinstance(m, _BatchNorm)}
+
+
+def copied_norms(
+    backbone: nn.Module, sites: Mapping[str, Site], norms: str
+) -> dict[str, _BatchNorm]:
+    """Return the norms of the backbone that a domain copies; it shares the others.
+
+    norms: "shared" (it copies none), "sites" (those that follow a site) or "own" (all).
+    """
+    check_choice("norms", norms, NORMS)
+    behind = {site.norm_behind for site in sites.values()}
+    return {
+        n: norm
+        for n, norm in find_norms(backbone).items()
+        if norms == "own" or (norms == "sites" and n in behind)
+    }
 
 
 def _layers(backbone: nn.Module) -> dict[str, Layer]:

@@ -242,4 +242,5 @@ def _command(
         words += [flag, str(value)] if name in FLAGS else ["--set", f"{name}={json.dumps(value)}"]
     for name in ("size", "fit"):
         words += [f"--{name}", str(preprocessing[name])] if name in preprocessing else []
+    words += ["--background", str(preprocessing.get("background") or "none")]
     return shlex.join(words)

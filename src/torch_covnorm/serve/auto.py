@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from .catalog import InputShape, ServedDomain
+from ..data.images import InputShape
+from .catalog import ServedDomain
 from .errors import RequestError, queue_full
 from .process import WorkerProcess
 

@@ -9,17 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..data.image_files import MIN_SIDE
-from ..data.images import FITS
+from ..data.images import FITS, InputShape
 from ..ecology import Ecology
 from ..ecology.manifest import Entry
-from ..ecology.prediction import check_preprocessing
+from ..ecology.prediction import check_preprocessing, input_shape
 from ..errors import CovNormError, choices
 from ..network.domain import NAME
 from ..records import blame
 from .errors import RequestError, broken_domain, without_paths
 
 LARGEST = 1024  # pixels on a side of an input
-InputShape = tuple[int, str]  # size and fit of a domain's inputs
 Bases = dict[str, dict[str, str]]
 
 
@@ -146,7 +145,7 @@ class Catalog:
         with blame(self.ecology.blobs.path(entry.blobs["record"])):
             preprocessing = check_servable(record["preprocessing"], name)
             classes = record["classes"]
-        version, shape = self._versions[name], (preprocessing["size"], preprocessing["fit"])
+        version, shape = self._versions[name], input_shape(preprocessing)
         statistics = _hash(version, *(entry.blobs.get(p, "") for p in ("moments", "examples")))
         basis = _basis(entry, self._bases)
         return ServedDomain(name, version, statistics, basis, shape, 4 * entry.total, classes)

@@ -11,11 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from ..data.image_files import load_image
+from ..data.images import InputShape
 from ..ecology import Ecology
 from ..errors import CovNormError
 from . import errors
 from .auto import AUTO
-from .catalog import Catalog, InputShape
+from .catalog import Catalog
 from .errors import DomainChanged, RequestError, WorkerDied
 from .limits import Limits
 from .log import LOG
@@ -46,8 +47,8 @@ class Engine:
         self.pace = 0.0
         self.stopping = False
         self.loop = asyncio.get_running_loop()
-        folder, count = str(ecology.folder), limits.workers
-        self.workers = [WorkerHandle(i, folder, limits, self.metrics) for i in range(count)]
+        count = limits.workers
+        self.workers = [WorkerHandle(i, ecology, limits, self.metrics) for i in range(count)]
         self._decoders = ThreadPoolExecutor(DECODERS, "decode")
         pinning = [self._keep_pinned(worker) for worker in self.workers if limits.pins]
         self._tasks = [asyncio.create_task(task) for task in (self._follow_store(), *pinning)]
@@ -188,11 +189,11 @@ class Engine:
             message = f"domain {name!r} exists. Send ?replace=true or use another name."
             raise RequestError("exists", message) from None
 
-    async def remove_domain(self, name: str) -> None:
-        """Remove a domain from the store."""
+    async def remove_domain(self, name: str, purge: bool = False) -> None:
+        """Remove a domain from the store, with `purge` its earlier versions too."""
         self.catalog.find_entry(name)
         try:
-            await asyncio.to_thread(self.ecology.remove, [name])
+            await asyncio.to_thread(self.ecology.remove, [name], purge)
         except CovNormError as error:
             self.catalog.find_entry(name)  # 404 if another request has removed it meanwhile
             why = errors.without_paths(str(error), self.ecology.folder)

@@ -24,7 +24,7 @@ from torch import Tensor
 from ..data.image_files import load_image
 from ..data.loader import as_input
 from ..ecology import Ecology
-from ..ecology.prediction import check_preprocessing
+from ..ecology.prediction import check_preprocessing, input_shape
 from ..errors import CovNormError
 from ..network.network import MultiDomainNetwork
 from ..network.routing import stepwise
@@ -102,7 +102,7 @@ class Guesser:
     def _read(self, name: str, known: _Statistics) -> _Statistics:
         moments = self.ecology.moments(name)
         config = check_preprocessing(self.ecology.record(name)["preprocessing"], name)
-        size, fit = config["size"], config["fit"]
+        shape = input_shape(config)
         sites = [site for site in self.net.sites if site in moments][:SITES]
         if not sites:
             return known
@@ -115,8 +115,10 @@ class Guesser:
             E, P = moments[site].pca()
             white = P / E.clamp(min=FLOOR * float(E[0])).sqrt() / len(E) ** 0.5
             statistics[site] = (moments[site].mean.float(), white.float())
-        examples = [load_image(data, size, fit) for data in self.ecology.examples(name).values()]
-        images = torch.stack(examples or [torch.zeros(3, size, size, dtype=torch.uint8)])
+        examples = [load_image(data, *shape) for data in self.ecology.examples(name).values()]
+        images = torch.stack(
+            examples or [torch.zeros(3, shape.size, shape.size, dtype=torch.uint8)]
+        )
         ready = _Statistics(known.version, known.key, statistics)
         passed: set[str] = set()
         with contextlib.ExitStack() as hooks:

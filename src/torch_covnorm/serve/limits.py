@@ -13,7 +13,7 @@ class Limits:
     """What the server does at most, and how long it waits; README.md: where each is enforced."""
 
     workers: int = 1  # processes that compute, each with its own copy of the network
-    threads: int = 0  # torch threads per worker; 0 leaves the choice to torch
+    threads: int = 0  # torch threads per worker; 0: its share of the CPUs, see `threads.py`
     batch: int = 16  # images per forward pass
     wait: float = 0.004  # seconds that the first image of a batch waits for others
     mixed: bool = True  # whether one batch may hold images of different domains

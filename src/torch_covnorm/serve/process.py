@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from ..ecology import Ecology
+from ..threads import default_threads
 from . import worker
 from .errors import RequestError, WorkerDied
 from .limits import Limits
@@ -27,6 +29,11 @@ RESTART = 0.2  # seconds before a restart; doubled after every failed start
 LONGEST = 5.0  # seconds before a restart at most
 
 
+def threads_of(limits: Limits) -> int:
+    """Return the torch threads of a worker; 0 leaves it to torch, which reads the environment."""
+    return limits.threads or default_threads(limits.workers) or 0
+
+
 class WorkerProcess:
     """A worker process that is replaced whenever it ends.
 
@@ -35,8 +42,8 @@ class WorkerProcess:
     last computed reply, if there is one.
     """
 
-    def __init__(self, folder: str, limits: Limits, on_exit: Callable[[], None]) -> None:
-        self.folder, self.limits, self._on_exit = folder, limits, on_exit
+    def __init__(self, ecology: Ecology, limits: Limits, on_exit: Callable[[], None]) -> None:
+        self.ecology, self.limits, self._on_exit = ecology, limits, on_exit
         self.loop = asyncio.get_running_loop()
         self.pid: int | None = None
         self.restarts = 0
@@ -54,7 +61,8 @@ class WorkerProcess:
     def _start(self) -> None:
         spawn = multiprocessing.get_context("spawn")
         pipe, theirs = spawn.Pipe()
-        arguments = (theirs, self.folder, self.limits.threads)
+        opening = (str(self.ecology.folder), self.ecology.trust_code)
+        arguments = (theirs, *opening, threads_of(self.limits))
         self._process = process = spawn.Process(target=worker.main, args=arguments, daemon=True)
         process.start()
         theirs.close()

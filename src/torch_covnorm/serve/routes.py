@@ -99,7 +99,7 @@ async def domains(engine: EngineOf) -> schemas.Domains:
 async def domain(engine: EngineOf, name: DomainName) -> schemas.Domain:
     """Return one domain, with its class names."""
     served = engine.catalog.find(name)
-    return _shown(engine, name, classes=served.classes, size=served.shape[0])
+    return _shown(engine, name, classes=served.classes, size=served.shape.size)
 
 
 def _shown(engine: Engine, name: str, **more: Any) -> schemas.Domain:
@@ -132,9 +132,9 @@ async def put(
 @write_router.delete(
     "/v1/domains/{name}", status_code=204, responses=error_responses(404, 409, 422)
 )
-async def delete(engine: EngineOf, name: DomainName) -> None:
-    """Remove a domain."""
-    await engine.remove_domain(name)
+async def delete(engine: EngineOf, name: DomainName, purge: bool = False) -> None:
+    """Remove a domain. `covnorm rollback` restores it, unless `purge` deletes its versions too."""
+    await engine.remove_domain(name, purge)
 
 
 # ── predictions ──────────────────────────────────────────────────────────────────────────────

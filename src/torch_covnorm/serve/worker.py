@@ -37,14 +37,14 @@ PROBE_SIZE = 64  # side of the probe's image
 Result = list[dict[str, Any]] | RequestError  # [{"label", "probability"}], best first
 
 
-def main(pipe: Connection, folder: str, threads: int) -> None:
+def main(pipe: Connection, folder: str, trust_code: bool, threads: int) -> None:
     """Run until the pipe says "stop" or its other end closes."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the server decides when to stop
         signal.signal(number, signal.SIG_IGN)
-    if threads:
+    if threads:  # 0: as OMP_NUM_THREADS says
         torch.set_num_threads(threads)
     try:
-        worker = Worker(pipe, Ecology(folder))
+        worker = Worker(pipe, Ecology(folder, trust_code))
     except CovNormError as error:  # the store was damaged after the server started
         pipe.send(("unfit", str(error)))
         return

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import numpy as np
 
+from ..ecology import Ecology
 from .auto import GuessClient
 from .catalog import ServedDomain
 from .errors import DomainChanged, RequestError, WorkerDied
@@ -28,10 +29,10 @@ TURN = 0.1  # seconds that a domain in use stays at least while another one wait
 class WorkerHandle:
     """One worker. `pace`: seconds per image, as measured lately."""
 
-    def __init__(self, number: int, folder: str, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, number: int, ecology: Ecology, limits: Limits, metrics: Metrics) -> None:
         self.limits, self.metrics = limits, metrics
         self.loop = asyncio.get_running_loop()
-        self.process = WorkerProcess(folder, limits, self._exited)
+        self.process = WorkerProcess(ecology, limits, self._exited)
         self.queue = Queue(self.loop.time, limits.mixed)
         self.residents = Residents(limits.resident)
         self.guesses = GuessClient(self.process, limits.backlog)

@@ -23,15 +23,29 @@ from torch import Tensor, nn
 from ..errors import CovNormError
 from ..network.network import MultiDomainNetwork
 from ..records import blame
-from .batches import labels_of
+from .batches import as_loader, labels_of
 from .evaluation import Criterion, evaluate
+from .processes import check_single_process
 from .progress import Progress, Report, reporting
 from .schedules import Plateau, Training, training_of
 from .seeds import random_numbers_kept, seed_all, seed_loader
 from .snapshot import Snapshot, check_fits, restore_, tensors_of
 
 Penalty = Callable[[Tensor], Tensor]
-_COUNTERS = ("epoch", "step", "images", "total", "seconds", "history", "best")
+_COUNTERS = (
+    "epoch",
+    "step",
+    "images",
+    "total",
+    "seconds",
+    "history",
+    "best",
+    "settled",
+    "first",
+    "slowed",
+)
+_SLOWER = 1 / 3  # factor of the rates after training diverged
+WORSE = 1.5  # factor of the loss at the start: above it, an epoch has diverged
 
 
 @dataclass(frozen=True)
@@ -41,12 +55,14 @@ class Fit:
     epochs: one row per epoch.
     best: the epoch whose state the domain has now, None without validation data.
     accuracy: its validation accuracy in percent.
+    slowed: how often training diverged and went on with a third of the rate.
     """
 
     epochs: list[dict[str, Any]]
     best: int | None
     accuracy: float | None
     seconds: float
+    slowed: int = 0
 
 
 def fit(
@@ -69,8 +85,9 @@ def fit(
     """Train the adapters, norms and head of a domain. The backbone is frozen.
 
     Args:
-        train, val: loaders of (images, labels), iterated once per epoch. With validation data the
-            state of the best epoch is kept (by accuracy, then loss). Never pass test data here.
+        train, val: loaders of (images, labels) or of dictionaries, iterated once per epoch, or
+            Datasets; see `training.batches`. With validation data the state of the best epoch is
+            kept (by accuracy, then loss). Never pass test data here.
         training: a `Training`, or a name in `TRAININGS`.
         changes: single settings that replace those of `training`: ``epochs=5, lr=1e-3``.
         criterion: (outputs, labels) → loss.
@@ -88,7 +105,16 @@ def fit(
     Batches of one image are skipped, because they have no batch statistics. The network is left in
     eval mode.
     """
+    check_single_process("cn.fit")
+    inputs = net.domain(name).preprocessing
+    train = as_loader(train, inputs, shuffle=True, again=True)
+    val = as_loader(val, inputs, again=True)
     settings = training_of(training).changed(changes)
+    if "auto" in (settings.epochs, settings.lr):
+        raise CovNormError(
+            f"epochs={settings.epochs!r}, lr={settings.lr!r}: fit takes numbers. cn.adapt chooses "
+            "them from the data."
+        )
     loop = Loop(net, name, settings, stage, parameters, criterion, penalty, augment)
     saved = None
     try:
@@ -113,10 +139,11 @@ def fit(
                     saved.save(loop.state_dict())
     finally:
         loop.close()
-    if loop.best_state is not None:
+    kept = loop.kept()
+    if loop.best_state is not None and kept is loop.best:
         restore_(loop.domain, loop.best_state)
-    best = loop.best or {"epoch": None, "accuracy": None}
-    return Fit(loop.history, best["epoch"], best["accuracy"], loop.seconds)
+    kept = kept or {"epoch": None, "accuracy": None}
+    return Fit(loop.history, kept["epoch"], kept["accuracy"], loop.seconds, loop.slowed)
 
 
 class Loop:
@@ -157,6 +184,10 @@ class Loop:
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
         self.best_state: dict[str, Tensor] | None = None
+        self.settled = -1  # the last epoch that was as good as the best, within a standard error
+        self.first: list[float] = []  # the losses of the first steps
+        self.slowed = 0
+        self.before: dict[str, Tensor] | None = None  # the state at the start of the epoch
         for p in self.excluded:
             p.requires_grad_(False)
 
@@ -169,15 +200,30 @@ class Loop:
 
     @property
     def stopped(self) -> bool:
-        """Whether validation has not improved for `stop_after` epochs."""
+        """Whether validation has not improved, or not stayed as good, for `stop_after` epochs."""
         limit, best = self.settings.stop_after, self.best
-        return limit is not None and best is not None and bool(self.epoch - best["epoch"] > limit)
+        if limit is None or best is None:
+            return False
+        since = self.settled if self.settings.keep == "settled" else best["epoch"]
+        return bool(self.epoch - since > limit)
+
+    def kept(self) -> dict[str, Any] | None:
+        """Return the row of the epoch whose state to keep; None without validation data."""
+        last = self.history[-1] if self.history else None
+        if self.settings.keep == "settled" and last and self.settled == last["epoch"]:
+            return last
+        return self.best
 
     def run_epoch(self, train: Iterable[Any], saved: Snapshot | None, report: Report) -> None:
         """Train from the current position to the end of the epoch."""
         self.net.train_domain(self.name)
-        if self.settings.norms == "frozen":
+        if self.settings.norm_statistics != "batch":
             self.domain.norms.eval()
+        if self.settings.norm_statistics == "calibrated":
+            for adapter in self.domain.adapters.values():
+                adapter.B1.eval()
+        if self.settings.recover and self.before is None:
+            self.before = {k: t.clone() for k, t in tensors_of(self.domain).items()}
         steps = operator.length_hint(train) or None  # None: the loader does not know it
         start, images, skip, step = time.perf_counter(), 0, self.step, 0
         seed_all(self.settings.seed, self.epoch, "epoch")
@@ -192,7 +238,8 @@ class Loop:
                 continue
             if len(batch[0]) > 1:
                 self.set_rate(self.epoch + (step - 1) / steps if steps else self.epoch)
-                self.train_step(*batch)
+                if not self.train_step(*batch):
+                    self.slow_down()
                 images += len(batch[0])
             self.step = step
             rate = images / (time.perf_counter() - start)
@@ -202,15 +249,15 @@ class Loop:
             report(Progress(*place, mean, last, rate, self.name))
             if saved is not None and saved.due():
                 saved.save(self.state_dict())
-        if self.images == 0:
+        if self.images == 0 and images == 0:
             raise CovNormError(
                 f"domain {self.name!r}, epoch {self.epoch + 1}: no batch of two or more images. "
                 "Use a loader that can be iterated again, such as a DataLoader or a list."
             )
         self.seconds += time.perf_counter() - start
 
-    def train_step(self, images: Tensor, labels: Tensor) -> None:
-        """Take one optimizer step."""
+    def train_step(self, images: Tensor, labels: Tensor) -> bool:
+        """Take one optimizer step; return whether the loss was finite."""
         images = images.to(self.device)
         labels = labels_of(labels, self.domain).to(self.device)
         if self.augment is not None:
@@ -221,6 +268,8 @@ class Loop:
                 loss = loss + self.penalty(images)
         value = loss.item()
         if not math.isfinite(value):
+            if self.settings.recover:
+                return False
             raise CovNormError(
                 f"domain {self.name!r}: the loss is {value} at epoch {self.epoch + 1}, step "
                 f"{self.step + 1}. Lower lr=, or limit the gradient with clip=."
@@ -234,16 +283,38 @@ class Loop:
         self.scaler.update()
         self.total += value * len(images)
         self.images += len(images)
+        if len(self.first) < 5:
+            self.first.append(value)
+        return True
+
+    def limit(self) -> float:
+        """Return the mean loss above which an epoch has diverged.
+
+        It counts from the loss at the start or, if that is low already, from half of that of a
+        guess among all classes.
+        """
+        start = sum(self.first) / max(len(self.first), 1)
+        return WORSE * max(start, math.log(self.domain.width or 1) / 2)
+
+    def slow_down(self) -> None:
+        """Return to the state at the start of the epoch and continue with a third of the rate."""
+        assert self.before is not None
+        restore_(self.domain, self.before)
+        self.optimizer.state.clear()
+        self.slowed += 1
 
     def set_rate(self, epoch: float) -> None:
         """Set the learning rates for an epoch, which may be fractional."""
-        factor = self.settings.factor(epoch) * self.plateau.factor
+        factor = self.settings.factor(epoch) * self.plateau.factor * _SLOWER**self.slowed
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
 
     def end_epoch(self, val: Iterable[Any] | None) -> None:
         """Validate, keep the best state, and move to the next epoch."""
-        loss = self.total / self.images
+        loss = self.total / max(self.images, 1)
+        if self.settings.recover and not (self.images and loss <= self.limit()):
+            self.slow_down()
+        self.before = None
         row = {"epoch": self.epoch, "loss": loss, "val_loss": None, "accuracy": None}
         if val is not None:
             seed_all(self.settings.seed, self.epoch, "validate")
@@ -253,6 +324,10 @@ class Loop:
             if finite and (self.best is None or _merit(row) > _merit(self.best)):
                 self.best = row
                 self.best_state = {k: t.clone() for k, t in tensors_of(self.domain).items()}
+            if finite and self.best is not None:
+                error = 0.0 if result.accuracy is None else result.standard_error
+                if _merit(row)[0] >= _merit(self.best)[0] - error:
+                    self.settled = self.epoch
         if self.settings.schedule == "plateau":
             self.plateau.update(loss)
         self.history.append(row)
@@ -265,6 +340,7 @@ class Loop:
         return {
             "domain": tensors_of(self.domain),
             "best_state": self.best_state,
+            "before": self.before,
             "optimizer": self.optimizer.state_dict(),
             "plateau": self.plateau.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -276,7 +352,7 @@ class Loop:
         check_fits(self.domain, state["domain"])
         self.optimizer.load_state_dict(state["optimizer"])
         restore_(self.domain, state["domain"])
-        self.best_state = state["best_state"]
+        self.best_state, self.before = state["best_state"], state["before"]
         self.plateau.load_state_dict(state["plateau"])
         self.scaler.load_state_dict(state["scaler"])
         for key in _COUNTERS:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,15 +14,35 @@ from torch import Tensor
 from ..errors import CovNormError
 from ..network.network import MultiDomainNetwork
 from ..network.routing import eval_mode
-from .batches import images_of
+from .batches import as_loader
 
-DECAYS = (1e-4, 1e-3, 1e-2)
+DECAYS = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)  # of equally good ones, the first
+FOLDS = 5
+CROSS_VALIDATED = 2000  # images at most; with more, the validation images select the weight decay
 LOGISTIC_CLASSES = 1000  # at most; with more, ridge regression is much faster
 
 
+@dataclass(frozen=True, eq=False)
+class LinearHead:
+    """A linear head ``W x + b`` on features x (n, d): weight W (classes, d) and bias b (classes,).
+
+    decay: the weight decay that was selected.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    decay: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return logits (n, classes)."""
+        return x @ self.weight.T + self.bias
+
+
 @torch.no_grad()
-def features(net: MultiDomainNetwork, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
-    """Return the inputs of the bare backbone's head, (n, d), and the labels (n,)."""
+def features(
+    net: MultiDomainNetwork, loader: Iterable[Any], domain: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return the inputs (n, d) of the head of a domain or the bare backbone, and labels (n,)."""
     if net.head_name is None:
         raise CovNormError(
             "the network has no head, so there is no layer to read features from. "
@@ -29,12 +51,77 @@ def features(net: MultiDomainNetwork, loader: Iterable[Any]) -> tuple[Tensor, Te
     head, device = net.backbone.get_submodule(net.head_name), next(net.backbone.parameters()).device
     seen: list[Tensor] = []
     labels = []
-    hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].flatten(1).cpu()))
-    with hook, eval_mode(net.backbone):
-        for batch in loader:
-            net.backbone(images_of(batch).to(device))
-            labels.append(torch.as_tensor(batch[1]))
-    return torch.cat(seen), torch.cat(labels).long()
+
+    def see(_: Any, args: tuple[Tensor, ...]) -> None:
+        seen.append(args[0].flatten(1).float().cpu())
+
+    run = net.backbone if domain is None else partial(net, domain=domain)
+    parts = [net.backbone] if domain is None else [net.backbone, net.domain(domain)]
+    with head.register_forward_pre_hook(see), eval_mode(*parts):
+        for images, given in as_loader(loader, getattr(net.backbone, "preprocessing", None)):
+            run(images.to(device))
+            labels.append(given)
+    return torch.cat(seen), torch.cat(labels)
+
+
+def fit_head(
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    held_out: tuple[Tensor, Tensor] | None = None,
+    decay: float | None = None,
+) -> LinearHead:
+    """Fit a linear head to features x (n, d) and labels y (n,) by logistic regression.
+
+    Unless it is given, the weight decay with the highest accuracy is used: in cross-validation over
+    five parts if there are at most 2000 images, otherwise on the `held_out` features and labels.
+    With more than 1000 classes it is ridge regression, which has a closed form.
+
+    All features are divided by one number, the root of their mean variance. Features that hardly
+    vary would be noise if each were divided by its own deviation.
+    """
+    mean = x.mean(0)
+    std = x.var(0, correction=0).mean().sqrt().clamp(min=1e-6)
+    z = (x - mean) / std
+    solve = _logistic if classes <= LOGISTIC_CLASSES else _ridge
+
+    def right(data: tuple[Tensor, Tensor], head: Tensor) -> int:
+        return int(_logits(data[0], head).argmax(1).eq(data[1]).sum())
+
+    def cross_validated(decay: float) -> int:
+        parts = [(z[fold != i], y[fold != i], z[fold == i], y[fold == i]) for i in range(FOLDS)]
+        return sum(right((b, v), solve(a, u, classes, decay)) for a, u, b, v in parts if len(b))
+
+    if decay is not None:
+        pass
+    elif len(y) <= CROSS_VALIDATED and classes <= LOGISTIC_CLASSES:
+        fold = _rank_in_class(y) % FOLDS
+        decay = max(DECAYS, key=cross_validated)
+    elif held_out is not None:
+        fresh = (held_out[0] - mean) / std, held_out[1]
+        decay = max(DECAYS, key=lambda decay: right(fresh, solve(z, y, classes, decay)))
+    else:
+        decay = DECAYS[2]
+    head = solve(z, y, classes, decay)
+    weight = (head[:-1] / std).T.contiguous()
+    return LinearHead(weight, head[-1] - weight @ mean, decay)
+
+
+def right_about(
+    x: Tensor, mirrored: Tensor, y: Tensor, classes: int, decay: float
+) -> tuple[Tensor, Tensor]:
+    """Return whether heads are right about features x (n, d), and about those of the mirror images.
+
+    Each image is judged by a head that was fitted to the other four fifths of the images.
+    """
+    right, right_mirrored = torch.zeros(2, len(y), dtype=torch.bool)
+    fold = _rank_in_class(y) % FOLDS
+    for part in (fold == i for i in range(FOLDS)):
+        if part.any() and not part.all():
+            head = fit_head(x[~part], y[~part], classes, decay=decay)
+            right[part] = head(x[part]).argmax(1).eq(y[part])
+            right_mirrored[part] = head(mirrored[part]).argmax(1).eq(y[part])
+    return right, right_mirrored
 
 
 def linear_accuracy(
@@ -44,26 +131,21 @@ def linear_accuracy(
     val: Iterable[Any] | None,
     test: Iterable[Any],
 ) -> float:
-    """Return the accuracy on `test`, in percent, of a linear head on the backbone's features.
-
-    The head is logistic regression on `train`. `val` selects the weight decay; without it the
-    middle one is used. With more than 1000 classes it is ridge regression, which has a closed form.
-    """
+    """Return the accuracy on `test`, in percent, of a linear head on the backbone's features."""
+    held_out = None if val is None else features(net, val)
     x, y = features(net, train)
-    mean, std = x.mean(0), x.std(0, correction=0).clamp(min=1e-6)
-    decays = DECAYS if val is not None else DECAYS[1:2]
-    solve = _logistic if classes <= LOGISTIC_CLASSES else _ridge
-    heads = [solve((x - mean) / std, y, classes, decay) for decay in decays]
+    head = fit_head(x, y.long(), classes, held_out)
+    x, y = features(net, test)
+    return 100 * int((head(x).argmax(1) == y).sum()) / len(y)
 
-    def accuracy(data: tuple[Tensor, Tensor], head: Tensor) -> float:
-        x, y = data
-        predicted = _logits((x - mean) / std, head).argmax(1)
-        return 100 * int((predicted == y).sum()) / len(y)
 
-    if val is not None:
-        held_out = features(net, val)
-        heads.sort(key=lambda head: accuracy(held_out, head))
-    return accuracy(features(net, test), heads[-1])
+def _rank_in_class(y: Tensor) -> Tensor:
+    """Return, for each label (n,), how many equal ones come before it."""
+    order = y.argsort(stable=True)
+    starts = torch.cat([y.new_zeros(1), y.bincount().cumsum(0)[:-1]])
+    ranks = torch.empty_like(y)
+    ranks[order] = torch.arange(len(y)) - starts[y[order]]
+    return ranks
 
 
 def _logits(x: Tensor, head: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -17,8 +18,32 @@ OptimizerMaker = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
 CHOICES = {
     "optimizer": ("adamw", "adam", "sgd"),
     "schedule": ("one-cycle", "cosine", "plateau", "steps", "constant"),
-    "norms": ("batch", "frozen"),
+    "norm_statistics": ("batch", "frozen", "calibrated"),
     "precision": ("float32", "mixed"),
+    "head": ("fresh", "probe"),
+    "augment": ("none", "auto"),
+    "class_weights": ("none", "auto"),
+    "keep": ("best", "settled"),
+}
+AUTO = "auto"
+# Defaults that depend on whether the number of epochs is given or "auto".
+_GIVEN: dict[str, Any] = {
+    "lr": 3e-3,
+    "norm_statistics": "batch",
+    "head": "fresh",
+    "augment": "none",
+    "class_weights": "none",
+    "keep": "best",
+    "recover": False,
+}
+_CHOSEN: dict[str, Any] = {
+    "lr": AUTO,
+    "norm_statistics": "calibrated",
+    "head": "probe",
+    "augment": AUTO,
+    "class_weights": AUTO,
+    "keep": "settled",
+    "recover": True,
 }
 INTEGERS = ("epochs", "patience", "stop_after", "seed")
 NUMBERS = ("lr", "head_lr", "weight_decay", "momentum", "clip")
@@ -29,6 +54,10 @@ OPTIONAL = ("stop_after", "head_lr", "clip")
 class Training:
     """The settings of one training stage. See `TRAININGS` for named ones.
 
+    ``Training("auto")`` finds its settings from the data, as `training.auto` describes. It is what
+    `adapt` uses by default. A setting that is given is not chosen: ``Training("auto", lr=1e-3)``.
+
+    epochs, lr: numbers, or "auto" to let `adapt` choose them.
     optimizer: "adamw", "adam" or "sgd"; a torch optimizer class, called with lr and weight_decay;
         or a function from parameter groups to an optimizer, which then sets its own rate.
     head_lr: a separate rate for the domain's head, which starts untrained.
@@ -37,15 +66,29 @@ class Training:
         more than `patience` epochs. "steps" is ÷10 at each epoch in `milestones`. "constant" keeps
         lr. Or a function from the epoch, which may be fractional, to the factor of lr.
     stop_after: stop if validation has not improved for this many epochs.
-    norms: the BatchNorm statistics of the domain's copy of the backbone's norms. "batch" estimates
-        them from the batches. "frozen" keeps the backbone's, and only scale and shift train; this
-        is better with few images, because their batch statistics are noisy.
+    norm_statistics: of the domain's norms: B1 of its adapters, and its copies of the backbone's.
+        "batch" estimates them from the batches. "frozen" keeps the backbone's in the copies, whose
+        scale and shift train; this is better with few images, because their batch statistics are
+        noisy. "calibrated" also keeps those of B1, which `adapt` sets from all training images.
+    head: how `adapt` starts a new head: "fresh" (random), or "probe": as the linear head that fits
+        the features of the bare backbone best.
+    augment: "auto" lets `adapt` shift the training images, and mirror them if the validation images
+        show that mirrored ones keep their class. "none" leaves them as the loader yields them.
+    class_weights: "auto" gives rare classes more weight in the loss of `adapt`, if the largest
+        class has more than three times as many images as the smallest.
+    keep: the state to keep. "best" is that of the epoch with the highest validation accuracy.
+        "settled" is that of the last epoch, unless it is worse than the best by more than one
+        standard error: with few validation images the best epoch is best by chance. `adapt` then
+        averages the trained parameters of a new domain with those at the start, and trains on
+        fewer than 100 validation images too, once they have chosen the settings (`everything=`).
+    recover: if training diverges, go back to the last good epoch and continue with a third of the
+        rate. Otherwise a loss that is not finite is an error.
     clip: the largest gradient norm.
     precision: "mixed" uses bfloat16 or float16 if the device is fast at it, else float32.
     """
 
-    epochs: int = 10
-    lr: float = 3e-3
+    epochs: Any = 10  # int or "auto"
+    lr: Any = None  # float or "auto"; None: 3e-3, or "auto" if the epochs are
     head_lr: float | None = None
     optimizer: str | OptimizerMaker = "adamw"
     weight_decay: float = 0.01
@@ -55,19 +98,29 @@ class Training:
     milestones: tuple[float, ...] = ()
     patience: int = 3
     stop_after: int | None = None
-    norms: str = "batch"
+    norm_statistics: str = ""
+    head: str = ""
+    augment: str = ""
+    class_weights: str = ""
+    keep: str = ""
+    recover: bool | None = None
     clip: float | None = None
     precision: str = "float32"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name, value in (_CHOSEN if self.epochs == AUTO else _GIVEN).items():
+            if getattr(self, name) in ("", None):
+                object.__setattr__(self, name, value)
         for name, options in CHOICES.items():
             value = getattr(self, name)
             if not (callable(value) and name in ("optimizer", "schedule")):
                 check_choice(name, value, options)
         for name in (*INTEGERS, *NUMBERS):
             value = getattr(self, name)
-            if value is not None or name not in OPTIONAL:
+            left_open = value is None and name in OPTIONAL
+            left_open = left_open or (value == AUTO and name in ("epochs", "lr"))
+            if not left_open:
                 _check_number(name, value, name in INTEGERS)
         for name in ("betas", "milestones"):
             values = getattr(self, name)
@@ -75,7 +128,7 @@ class Training:
                 raise CovNormError(f"{name}={values!r}: must be a list of numbers")
             for value in values:
                 _check_number(name, value, False)
-        if self.epochs < 0 or not self.lr > 0:
+        if (self.epochs != AUTO and self.epochs < 0) or (self.lr != AUTO and not self.lr > 0):
             raise CovNormError(
                 f"epochs={self.epochs}, lr={self.lr}: epochs must be >= 0 and lr > 0"
             )
@@ -85,6 +138,9 @@ class Training:
     def changed(self, changes: dict[str, Any]) -> Training:
         """Return a copy with some settings replaced; an unknown name is an error."""
         known = [f.name for f in fields(self)]
+        if changes.get("norms") in CHOICES["norm_statistics"]:
+            changes = dict(changes)
+            changes["norm_statistics"] = renamed_norms(changes.pop("norms"))
         for name in changes:
             if name not in known:
                 raise CovNormError(f"{name}= is not a training setting: {choices(name, known)}")
@@ -128,6 +184,17 @@ class Training:
         return 1.0
 
 
+def renamed_norms(value: str) -> str:
+    """Return the value of what was norms="batch" or "frozen" in version 0.1, with a warning."""
+    warnings.warn(
+        f"norms={value!r} is now norm_statistics={value!r}, and norms= is 'shared', 'sites' or "
+        "'own': which norms of the backbone a domain copies",
+        DeprecationWarning,
+        stacklevel=4,
+    )
+    return value
+
+
 def _check_number(name: str, value: object, integer: bool) -> None:
     if isinstance(value, bool) or not isinstance(value, int if integer else int | float):
         raise CovNormError(f"{name}={value!r}: must be {'an integer' if integer else 'a number'}")
@@ -163,6 +230,7 @@ class Plateau:
 _AUTHORS = Training(40, 1e-3, optimizer="adam", weight_decay=5e-4)
 # Settings from the literature. The batch size is up to the loader.
 TRAININGS = {
+    AUTO: Training(AUTO),
     "default": Training(),
     # lr and schedule are from the paper, optimizer and weight decay from its authors' program.
     "paper": replace(_AUTHORS, schedule="plateau", patience=2, stop_after=10),

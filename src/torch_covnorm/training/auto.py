@@ -1,0 +1,406 @@
+"""Choose the settings of ``Training("auto")`` from the data.
+
+The choices, in order:
+
+1. epochs by the number of training images (`epochs_for`);
+2. class weights, if the classes are unbalanced (`weights_for`);
+3. the head starts as the best linear head on the features of the bare backbone (`start_head_`);
+4. mirrored training images, if a linear head is as often right about mirrors of images that it
+   was not fitted to (`keeps_class`), and small shifts (`augmentation`);
+5. the learning rate, by a short race on the validation images (`race`).
+
+A setting that is given is not chosen. Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..network.network import MultiDomainNetwork
+from ..network.routing import eval_mode
+from .augment import Augment
+from .batches import images_of, labels_of, parts_of
+from .evaluation import Criterion
+from .fit import fit
+from .probe import CROSS_VALIDATED, LinearHead, features, fit_head, right_about
+from .progress import Report
+from .schedules import AUTO, Training
+
+RATES = (3e-3, 1e-3, 3e-4, 1e-4)
+USUAL = 3e-4  # the rate without a race, and whenever no other is clearly better
+UNBALANCED = 3  # images of the largest class per image of the smallest
+SHIFT = 16  # shifts are up to 1/16 of the side
+LEAST_STEPS = 3  # of the shortest run of a race
+
+Augmentation = Callable[[Tensor], Tensor]
+
+
+def epochs_for(images: int) -> int:
+    """Return 300 / √images, between 6 and 30: few images are seen more often."""
+    return min(max(round(300 / math.sqrt(max(images, 1))), 6), 30)
+
+
+def weights_for(counts: Tensor) -> Tensor | None:
+    """Return loss weights ∝ 1 / √count (classes,) whose mean over images is 1.
+
+    counts: images per class. None if no class has more than three times as many as another.
+    """
+    present = counts[counts > 0].double()
+    if len(present) < 2 or present.max() <= UNBALANCED * present.min():
+        return None
+    weights = counts.double().clamp(min=1).rsqrt()
+    weights = weights * counts.sum() / (weights * counts).sum()
+    return weights.float()
+
+
+@torch.no_grad()
+def start_head_(net: MultiDomainNetwork, name: str, head: LinearHead) -> None:
+    """Copy a linear head into the domain's head."""
+    layer = net.domain(name).head
+    assert isinstance(layer, nn.Linear)
+    layer.weight.copy_(head.weight)
+    layer.bias.copy_(head.bias)
+
+
+@torch.no_grad()
+def calibrate_(net: MultiDomainNetwork, name: str, images: Iterable[Any]) -> None:
+    """Set the statistics of every B1 to those of its input over all images, in the bare network.
+
+    B1 normalizes the output z of its layer: per channel, mean and variance over every position.
+    """
+    norms = {
+        site: adapter.B1
+        for site, adapter in net.domain(name).adapters.items()
+        if isinstance(adapter.B1, nn.modules.batchnorm._BatchNorm)
+    }
+    counts = dict.fromkeys(norms, 0)
+    sums: dict[str, Any] = {}
+    squares: dict[str, Any] = {}
+
+    def observe(site: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        def hook(_: nn.Module, __: Any, z: Tensor) -> None:
+            rows = z.movedim(1, -1) if net.sites[site].spatial else z
+            rows = rows.reshape(-1, rows.shape[-1]).double()
+            counts[site] += len(rows)
+            sums[site] = sums.get(site, 0) + rows.sum(0)
+            squares[site] = squares.get(site, 0) + rows.square().sum(0)
+
+        return hook
+
+    device = next(net.backbone.parameters()).device
+    layers = {site: net.backbone.get_submodule(site) for site in norms}
+    hooks = [layer.register_forward_hook(observe(site)) for site, layer in layers.items()]
+    try:
+        with eval_mode(net.backbone):
+            for batch in images if norms else ():
+                net.backbone(images_of(batch).to(device))
+    finally:
+        for handle in hooks:
+            handle.remove()
+    for site, norm in norms.items():
+        if n := counts[site]:
+            mean = sums[site] / n
+            norm.get_buffer("running_mean").copy_(mean)
+            norm.get_buffer("running_var").copy_((squares[site] / n - mean.square()).clamp(min=0))
+
+
+def keeps_class(right: Tensor, mirrored: Tensor) -> bool:
+    """Return whether mirrored images keep their class, as far as a linear head can tell.
+
+    right, mirrored: booleans (n,), whether the head is right about each image and its mirror. The
+    mirrors may lose at most as many as chance would: a standard error of the difference.
+    """
+    return not clearly_worse(mirrored, right)
+
+
+def clearly_worse(a: Tensor, b: Tensor) -> bool:
+    """Return whether a (n,) is right less often than b (n,), by more than a standard error.
+
+    The error is that of the paired difference, √(lost + gained) answers.
+    """
+    lost, gained = int((b & ~a).sum()), int((~b & a).sum())
+    return lost - gained > math.sqrt(lost + gained)
+
+
+def augmentation(shift: int, flip: bool) -> Augment:
+    """Return shifts by up to so many pixels, and mirrors if they keep the class."""
+    return Augment(padding=shift, fill="reflect", flip=0.5 if flip else 0.0)
+
+
+# ── the race ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class First:
+    """The first batches of a loader."""
+
+    batches: Iterable[Any]
+    count: int
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(iter(self.batches), self.count)
+
+    def __length_hint__(self) -> int:
+        return self.count
+
+
+@torch.no_grad()
+def losses(net: MultiDomainNetwork, name: str, loader: Iterable[Any]) -> Tensor:
+    """Return the cross-entropy of every image of a loader (n,), in eval mode."""
+    domain, device = net.domain(name), next(net.backbone.parameters()).device
+    found = []
+    with eval_mode(net.backbone, domain):
+        for images, labels in loader:
+            logits = net(images.to(device), domain=name)
+            target = labels_of(labels, domain).to(device)
+            found.append(F.cross_entropy(logits, target, reduction="none").double().cpu())
+    return torch.cat(found).nan_to_num(nan=1e9, posinf=1e9)
+
+
+def clearly_lower(a: Tensor, b: Tensor) -> bool:
+    """Return whether losses a (n,) are below b (n,) by more than a standard error of b - a."""
+    difference = b - a
+    error = difference.std() / math.sqrt(len(a)) if len(a) > 1 else math.inf
+    return bool(difference.mean() > error)
+
+
+def race(
+    net: MultiDomainNetwork,
+    name: str,
+    train: Iterable[Any],
+    val: Iterable[Any],
+    training: Training,
+    **settings: Any,
+) -> tuple[float, dict[str, Any]]:
+    """Return the learning rate for a training, and how it was found.
+
+    Every rate of `RATES` trains a copy of the domain for a short while, with its own warm-up and
+    decay. The two with the lowest validation loss run again for twice as long. A rate must beat
+    the usual one by more than a standard error of the paired difference. All runs together take at
+    most a third of the steps of the training.
+
+    settings: `criterion`, `augment` and `progress` of `fit`.
+    """
+    domain, steps = net.domain(name), operator.length_hint(train)
+    short = int(training.epochs * steps / 3 / 8)  # 4 short runs, 2 of twice the length
+    if short < LEAST_STEPS:
+        return USUAL, {"rate": USUAL, "why": "too few training steps for a race"}
+
+    def run(rate: float, length: int) -> Tensor:
+        net.domains[name] = copy.deepcopy(domain)
+        batches = First(train, length) if length < steps else train
+        fixed = replace(training, epochs=max(length // steps, 1), lr=rate, stop_after=None)
+        fit(net, name, batches, None, fixed, stage="race", **settings)
+        return losses(net, name, val)
+
+    def better(a: Tensor, b: Tensor) -> bool:
+        return float(a.mean()) < float(b.mean())
+
+    try:
+        first = {rate: run(rate, short) for rate in RATES}
+        best, second, *_ = sorted(RATES, key=lambda rate: float(first[rate].mean()))
+        if USUAL not in (best, second) and not clearly_lower(first[best], first[USUAL]):
+            second = USUAL
+        final = {rate: run(rate, 2 * short) for rate in (best, second)}
+    finally:
+        net.domains[name] = domain
+    if better(final[second], final[best]):
+        best, second = second, best
+    if second == USUAL and not clearly_lower(final[best], final[second]):
+        best = USUAL
+    means = [{f"{r:g}": round(float(x.mean()), 4) for r, x in p.items()} for p in (first, final)]
+    return best, {"rate": best, "validation loss": means[0], "of the best two": means[1]}
+
+
+# ── all choices ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What was chosen: the training with numbers, the augmentation, the weights of the classes.
+
+    head: the linear head on the bare features, if there is one; `right` (n,) says which validation
+    images it classifies correctly. record: every choice as plain JSON, for the store and the user.
+    """
+
+    training: Training
+    augment: Augmentation | None
+    weights: Tensor | None = None
+    head: LinearHead | None = None
+    right: Tensor | None = None
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+    def criterion(self, device: torch.device) -> Criterion:
+        """Return the loss of the training."""
+        if self.weights is None:
+            return F.cross_entropy
+        return partial(F.cross_entropy, weight=self.weights.to(device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that was chosen, for a snapshot."""
+        head, training = self.head, self.training
+        return {
+            "training": {key: getattr(training, key) for key in ("epochs", "lr", "stop_after")},
+            "weights": self.weights,
+            "head": None if head is None else [head.weight, head.bias, head.decay],
+            "right": self.right,
+            "record": dict(self.record),
+        }
+
+    @classmethod
+    def from_state(
+        cls, state: dict[str, Any], training: Training, augment: Augmentation | None
+    ) -> Chosen:
+        """Return what `state_dict` saved, for the same training and given augmentation."""
+        chosen = state["record"].get("augment")
+        if augment is None and chosen is not None:
+            augment = augmentation(chosen["shift"], chosen["flip"])
+        head = None if state["head"] is None else LinearHead(*state["head"])
+        training = replace(training, **state["training"])
+        return cls(training, augment, state["weights"], head, state["right"], state["record"])
+
+
+def choose(
+    net: MultiDomainNetwork,
+    name: str,
+    train: Iterable[Any],
+    val: Iterable[Any] | None,
+    training: Training,
+    *,
+    statistics: Iterable[Any] | None = None,
+    augment: Augmentation | None = None,
+    fresh: bool = True,
+    progress: bool | Report | None = None,
+) -> Chosen:
+    """Choose what a training leaves open, and start the domain accordingly.
+
+    Args:
+        statistics: the training images without augmentation; `train` by default.
+        augment: given by the user, so not chosen.
+        fresh: the domain is untrained. Otherwise its head and norms stay as they are, and it goes
+            on with the usual rate.
+    """
+    images = train if statistics is None else statistics
+    record: dict[str, Any] = {}
+    labels = _labels(images)
+    if labels is None and images is not train:
+        images, labels = train, _labels(train)
+    if training.epochs == AUTO:
+        epochs = epochs_for(sum(len(images_of(batch)) for batch in images))
+        stop_after = training.stop_after or max(3, epochs // 3)
+        training = replace(training, epochs=epochs, stop_after=stop_after)
+        record["epochs"] = epochs
+    weights = None
+    if labels is not None and training.class_weights == AUTO:
+        weights = weights_for(labels.bincount(minlength=net.domain(name).width or 0))
+        record["class weights"] = (
+            None if weights is None else [round(w, 3) for w in weights.tolist()]
+        )
+    head = right = None
+    if labels is not None and training.head == "probe" and fresh:
+        head, right = _linear_head(net, name, images, val)
+        record["head"] = "fresh" if head is None else f"linear head, weight decay {head.decay:g}"
+    if fresh and training.norm_statistics == "calibrated":
+        calibrate_(net, name, images)
+    if augment is None and training.augment == AUTO and (side := _side(images)) is not None:
+        flip = head is not None and _mirrors_keep_class(net, head, images, val)
+        augment = augmentation(max(side // SHIFT, 1), flip)
+        record["augment"] = {"shift": augment.padding, "flip": flip}
+    chosen = Chosen(training, augment, weights, head, right, record)
+    if training.lr == AUTO:
+        rate, found = USUAL, {"rate": USUAL, "why": "no labeled validation images for a race"}
+        if not fresh:
+            found["why"] = "the domain was trained before"
+        elif val is not None and labels is not None:
+            loss = chosen.criterion(next(net.backbone.parameters()).device)
+            given = {"criterion": loss, "augment": augment, "progress": progress}
+            rate, found = race(net, name, train, val, training, **given)
+        record["lr"] = found
+        chosen = replace(chosen, training=replace(training, lr=rate))
+    return chosen
+
+
+@dataclass(frozen=True)
+class Mirrored:
+    """The batches of a loader with their images flipped left to right."""
+
+    batches: Iterable[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        for images, labels in self.batches:
+            yield images.flip(-1), labels
+
+
+def _mirrors_keep_class(
+    net: MultiDomainNetwork,
+    head: LinearHead,
+    images: Iterable[Any],
+    val: Iterable[Any] | None,
+) -> bool:
+    """Return whether mirrored images keep their class.
+
+    It is tried by cross-validation over the training images, or with many on the validation images.
+    """
+    classes = len(head.weight)
+    if sum(len(images_of(batch)) for batch in images) <= CROSS_VALIDATED:
+        batches = list(images)  # two passes over a shuffling loader would not pair the images
+        x, y = features(net, batches)
+        mirrored, _ = features(net, Mirrored(batches))
+        return keeps_class(*right_about(x, mirrored, y.long(), classes, head.decay))
+    if val is None:
+        return False
+    batches = list(val)
+    x, y = features(net, batches)
+    mirrored, _ = features(net, Mirrored(batches))
+    return keeps_class(head(x).argmax(1).eq(y), head(mirrored).argmax(1).eq(y))
+
+
+def _linear_head(
+    net: MultiDomainNetwork, name: str, images: Iterable[Any], val: Iterable[Any] | None
+) -> tuple[LinearHead | None, Tensor | None]:
+    """Start the domain's head as a linear head on the bare features.
+
+    Returns that head and which validation images it is right about, as far as there are any.
+    """
+    domain = net.domain(name)
+    if not isinstance(domain.head, nn.Linear) or domain.runs_own or net.head_name is None:
+        return None, None
+    x, y = features(net, images)
+    if x.shape[1] != domain.head.in_features:
+        return None, None
+    held_out = None if val is None else features(net, val)
+    head = fit_head(x, labels_of(y, domain), len(domain.head.weight), held_out)
+    start_head_(net, name, head)
+    return head, None if held_out is None else head(held_out[0]).argmax(1).eq(held_out[1])
+
+
+def _labels(images: Iterable[Any]) -> Tensor | None:
+    """Return all labels (n,) if they are class numbers, else None."""
+    labels = []
+    for batch in images:
+        given = parts_of(batch)[1]
+        if given is None:
+            return None
+        labels.append(torch.as_tensor(given))
+    found = torch.cat(labels)
+    whole = not found.is_floating_point() and found.dtype != torch.bool
+    return found.long() if whole and found.ndim == 1 else None
+
+
+def _side(images: Iterable[Any]) -> int | None:
+    """Return the shorter side of the images, None if they are not (n, c, h, w)."""
+    for batch in images:
+        x = images_of(batch)
+        return min(x.shape[-2:]) if x.ndim == 4 else None
+    return None
