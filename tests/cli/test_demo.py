@@ -16,7 +16,7 @@ def test_the_demo_builds_an_ecology_and_resumes(tmp_path, monkeypatch):
         npz(tmp_path / f"{name}.npz", 80, 40, name)
     monkeypatch.setattr(demo, "FOLDER", tmp_path)
     monkeypatch.setattr(demo, "PIXELS", 32)
-    monkeypatch.setattr(demo, "TRAINING", {"epochs": 1, "norms": "frozen"})
+    monkeypatch.setattr(demo, "TRAINING", {"epochs": 1})
     monkeypatch.setattr(smallest, "BUDGETS", 4)  # candidates of the search: 32 take much longer
     house = tmp_path / "demo"
     first = covnorm("demo", house, "--json")
