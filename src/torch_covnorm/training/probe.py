@@ -80,26 +80,21 @@ def fit_head(
     All features are divided by one number, the root of their mean variance. Features that hardly
     vary would be noise if each were divided by its own deviation.
     """
-    mean = x.mean(0)
-    std = x.var(0, correction=0).mean().sqrt().clamp(min=1e-6)
+    mean, std = _scale(x)
     z = (x - mean) / std
     solve = _logistic if classes <= LOGISTIC_CLASSES else _ridge
-
-    def right(data: tuple[Tensor, Tensor], head: Tensor) -> int:
-        return int(_logits(data[0], head).argmax(1).eq(data[1]).sum())
-
-    def cross_validated(decay: float) -> int:
-        parts = [(z[fold != i], y[fold != i], z[fold == i], y[fold == i]) for i in range(FOLDS)]
-        return sum(right((b, v), solve(a, u, classes, decay)) for a, u, b, v in parts if len(b))
 
     if decay is not None:
         pass
     elif len(y) <= CROSS_VALIDATED and classes <= LOGISTIC_CLASSES:
-        fold = _rank_in_class(y) % FOLDS
-        decay = max(DECAYS, key=cross_validated)
+        decay = _cross_validated_decay(z, y, classes)
     elif held_out is not None:
-        fresh = (held_out[0] - mean) / std, held_out[1]
-        decay = max(DECAYS, key=lambda decay: right(fresh, solve(z, y, classes, decay)))
+        fresh, labels = (held_out[0] - mean) / std, held_out[1]
+
+        def right(decay: float) -> int:
+            return int(_logits(fresh, solve(z, y, classes, decay)).argmax(1).eq(labels).sum())
+
+        decay = max(DECAYS, key=right)
     else:
         decay = DECAYS[2]
     head = solve(z, y, classes, decay)
@@ -114,14 +109,41 @@ def right_about(
 
     Each image is judged by a head that was fitted to the other four fifths of the images.
     """
-    right, right_mirrored = torch.zeros(2, len(y), dtype=torch.bool)
-    fold = _rank_in_class(y) % FOLDS
-    for part in (fold == i for i in range(FOLDS)):
-        if part.any() and not part.all():
-            head = fit_head(x[~part], y[~part], classes, decay=decay)
-            right[part] = head(x[part]).argmax(1).eq(y[part])
-            right_mirrored[part] = head(mirrored[part]).argmax(1).eq(y[part])
-    return right, right_mirrored
+    mean, std = _scale(x)
+    z, reflected = (x - mean) / std, (mirrored - mean) / std
+    heads = _fold_heads(z, y, classes, decay)
+    return _judged(z, y, heads), _judged(reflected, y, heads)
+
+
+def _scale(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean (d,) of features x (n, d), and the root of their mean variance."""
+    return x.mean(0), x.var(0, correction=0).mean().sqrt().clamp(min=1e-6)
+
+
+def _cross_validated_decay(z: Tensor, y: Tensor, classes: int) -> float:
+    """Return the weight decay whose heads are most often right about images they have not seen."""
+    heads, right = None, {}
+    for decay in DECAYS:  # each starts where the one before it ended
+        heads = _fold_heads(z, y, classes, decay, heads)
+        right[decay] = int(_judged(z, y, heads).sum())
+    return max(DECAYS, key=lambda decay: right[decay])
+
+
+def _fold_heads(
+    z: Tensor, y: Tensor, classes: int, decay: float, start: Tensor | None = None
+) -> Tensor:
+    """Return heads (folds, d + 1, classes), each fitted to the images outside of one fold."""
+    used = _fold_of(y) != torch.arange(FOLDS)[:, None]
+    return _logistic(z, y, classes, decay, used.float(), start)
+
+
+def _judged(z: Tensor, y: Tensor, heads: Tensor) -> Tensor:
+    """Return whether each image (n,) is classified correctly by the head of its own fold."""
+    right, fold = torch.zeros(len(y), dtype=torch.bool), _fold_of(y)
+    for i, head in enumerate(heads):
+        part = fold == i
+        right[part] = _logits(z[part], head).argmax(1).eq(y[part])
+    return right
 
 
 def linear_accuracy(
@@ -139,35 +161,53 @@ def linear_accuracy(
     return 100 * int((head(x).argmax(1) == y).sum()) / len(y)
 
 
-def _rank_in_class(y: Tensor) -> Tensor:
-    """Return, for each label (n,), how many equal ones come before it."""
+def _fold_of(y: Tensor) -> Tensor:
+    """Return the fold (n,) of each image: how many of its class come before it, modulo 5."""
     order = y.argsort(stable=True)
     starts = torch.cat([y.new_zeros(1), y.bincount().cumsum(0)[:-1]])
     ranks = torch.empty_like(y)
     ranks[order] = torch.arange(len(y)) - starts[y[order]]
-    return ranks
+    return ranks % FOLDS
 
 
 def _logits(x: Tensor, head: Tensor) -> Tensor:
-    return x @ head[:-1] + head[-1]
+    return x @ head[..., :-1, :] + head[..., -1:, :]
 
 
-def _logistic(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
-    """Return weights (d + 1, classes), bias last, that minimize cross-entropy + decay·|w|²."""
+def _logistic(
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    decay: float,
+    used: Tensor | None = None,
+    start: Tensor | None = None,
+) -> Tensor:
+    """Return weights (d + 1, classes), bias last, that minimize cross-entropy + decay·|w|².
+
+    used: one problem per row (problems, n), 1 for the images that it is fitted to. The problems are
+    solved at once, from weights (problems, d + 1, classes), `start` or 0, and returned in that
+    shape.
+    """
+    alone = used is None
+    used = torch.ones(1, len(y)) if used is None else used
+    share = used / used.sum(1, keepdim=True).clamp(min=1)
     with torch.enable_grad():
-        head = torch.zeros(x.shape[1] + 1, classes, requires_grad=True)
+        head = torch.zeros(len(used), x.shape[1] + 1, classes) if start is None else start.clone()
+        head.requires_grad_(True)
         solver = torch.optim.LBFGS(
             [head], max_iter=60, history_size=10, line_search_fn="strong_wolfe"
         )
 
         def loss() -> Tensor:
             solver.zero_grad()
-            value = F.cross_entropy(_logits(x, head), y) + decay * head[:-1].square().sum()
+            logits = _logits(x, head).movedim(-1, 1)
+            losses = F.cross_entropy(logits, y.expand(len(used), -1), reduction="none")
+            value = (share * losses).sum() + decay * head[:, :-1].square().sum()
             value.backward()
             return value
 
         solver.step(loss)
-    return head.detach()
+    return head.detach()[0] if alone else head.detach()
 
 
 def _ridge(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
