@@ -4,6 +4,7 @@
 
 The images, their size and the validation part are those of `covnorm add`: the project reads and
 decodes them. The probe and LoRA choose nothing on validation, so they train on that part too.
+Fine-tuning and LoRA have as many epochs as `covnorm add` chooses for that many images.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ from torch import Tensor, nn
 import torch_covnorm as cn
 from torch_covnorm.backbones import preprocessing_of
 from torch_covnorm.data import decode, prepare, read_source
+from torch_covnorm.training.auto import epochs_for
 
 from .finetune import finetune
 from .lora import lora
-
-EPOCHS, MANY, FEWER = 10, 500, 5  # fewer epochs for more than so many training images
 
 
 def main() -> None:
@@ -48,7 +48,7 @@ def main() -> None:
         for name, i in data.splits.items()
     }
     both = tuple(torch.cat([part["train"][i], part["val"][i]]) for i in (0, 1))
-    epochs = EPOCHS if len(both[1]) <= MANY else FEWER
+    epochs = epochs_for(len(part["train"][1]))
     with tempfile.TemporaryDirectory() as temporary:
         stored = Path(temporary)
         if method == "probe":

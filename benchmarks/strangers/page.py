@@ -77,14 +77,14 @@ def _accuracy(row: Row | None) -> str:
 
 
 def _costs(found: Found) -> str:
-    base = total(found, "finetune", "cpu_seconds")
+    base = total(found, "finetune", "seconds")
 
     def lines() -> Iterator[Sequence[str]]:
         for m in METHODS:
             gap = None
             if m != OURS and found[OURS]:
                 gap = difference(found[OURS], found[m], common(found)) if found[m] else None
-            seconds = total(found, m, "cpu_seconds")
+            seconds = total(found, m, "seconds")
             yield (
                 NAMES[m],
                 number(mean(found, m)),
@@ -97,7 +97,7 @@ def _costs(found: Found) -> str:
 
     columns = (
         *("method", "mean accuracy %", "`covnorm add` over it (95 % interval)", "kB per task"),
-        *("of LoRA's", "CPU seconds, of fine-tuning's", "lines of code"),
+        *("of LoRA's", "seconds, of fine-tuning's", "lines of code"),
     )
     return _table(columns, lines())
 
@@ -128,7 +128,7 @@ def verdicts(found: Found) -> list[str]:
                 "Time is at most 1.5 × that of fine-tuning",
                 ("finetune",),
                 _at_most(
-                    total(found, OURS, "cpu_seconds"), total(found, "finetune", "cpu_seconds"), 1.5
+                    total(found, OURS, "seconds"), total(found, "finetune", "seconds"), 1.5
                 ),
             ),
         )

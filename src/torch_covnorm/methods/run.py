@@ -213,10 +213,12 @@ class Run:
         """After the choices, train on the validation images too if they are few.
 
         They cannot tell a good domain from one some points worse, and as training images they help.
+        But they can tell that a given rate was far off, so with one they stay held out.
         """
-        if self.everything is None or self.val is None or self.config.training.keep == "best":
+        training = self.config.training
+        if self.everything is None or self.val is None or training.keep == "best":
             return
-        if self._images(self.val) >= FEW:
+        if training.lr != AUTO or self._images(self.val) >= FEW:
             return
         self.train = self.statistics = self.everything
         self.val, self.released = None, True
