@@ -1,4 +1,4 @@
-"""Full fine-tuning as it is usually written: AdamW, three rates, flips, the best epoch."""
+"""Full fine-tuning as it is usually written: AdamW, two rates, flips, the best epoch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Images = tuple[Tensor, Tensor]
 def finetune(load: Callable[[], nn.Module], train: Images, val: Images, epochs: int) -> nn.Module:
     """Return the network of the rate and the epoch that are best on validation."""
     best, kept = (-1.0, 0.0), None
-    for rate in (1e-3, 3e-4, 1e-4):
+    for rate in (1e-3, 3e-4):
         net, (x, y) = load(), train
         optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=0.01)
         steps = epochs * -(-len(x) // 32)

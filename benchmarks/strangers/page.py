@@ -127,9 +127,7 @@ def verdicts(found: Found) -> list[str]:
             (
                 "Time is at most 1.5 × that of fine-tuning",
                 ("finetune",),
-                _at_most(
-                    total(found, OURS, "seconds"), total(found, "finetune", "seconds"), 1.5
-                ),
+                _at_most(total(found, OURS, "seconds"), total(found, "finetune", "seconds"), 1.5),
             ),
         )
     ]

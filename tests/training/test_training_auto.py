@@ -20,6 +20,7 @@ from torch_covnorm.training.auto import (
     clearly_worse,
     epochs_for,
     keeps_class,
+    picked_rate,
     race,
     weights_for,
 )
@@ -183,7 +184,6 @@ def test_a_race_leaves_the_domain_and_takes_at_most_a_third_of_the_steps():
     assert 0 < taken <= steps / 3
     assert rate == found["rate"]
     assert len(found["validation loss"]) == len(RATES)
-    assert len(found["of the best two"]) == 2
 
 
 @pytest.mark.parametrize("epochs", [12, 13, 16, 25, 30])
@@ -205,6 +205,30 @@ def test_on_a_tie_it_is_the_usual_rate():
     rate, found, *_ = racing(criterion=lambda outputs, _: 0 * outputs.sum())
     assert len(set(found["validation loss"].values())) == 1
     assert rate == USUAL
+
+
+@pytest.mark.parametrize(
+    ("means", "picked"),
+    [
+        ((2.0, 1.2, 1.0, 0.9), 1e-3),  # lower rates are ahead, as always after a few steps
+        ((2.0, 1.5, 1.0, 0.9), 3e-4),  # more than 0.2 ln 10 = 0.46 above the lowest
+        ((2.0, 1.5, 1.4, 0.9), 1e-4),
+        ((1.3, 1.2, 1.0, 0.9), 1e-3),
+        ((1.1, 1.2, 1.0, 0.9), 3e-3),  # a higher rate is clearly better than the usual one
+        ((1.1, 1.5, 1.0, 0.9), 3e-4),  # but the usual one is too high
+    ],
+)
+def test_a_rate_that_is_too_high_is_lowered_and_a_low_one_needs_no_lead(means, picked):
+    noise = torch.linspace(-0.1, 0.1, 50)
+    found = {rate: mean + noise for rate, mean in zip(RATES, means, strict=True)}
+    assert picked_rate(found, 10) == picked
+
+
+def test_the_tolerance_grows_with_the_classes():
+    losses = zip(RATES, (9.0, 1.5, 1.0, 0.9), strict=True)
+    found = {rate: torch.full((9,), loss) for rate, loss in losses}
+    assert picked_rate(found, 10) == 3e-4
+    assert picked_rate(found, 1000) == 1e-3
 
 
 def test_too_few_steps_are_no_race():

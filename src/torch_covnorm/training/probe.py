@@ -171,7 +171,7 @@ def _fold_of(y: Tensor) -> Tensor:
 
 
 def _logits(x: Tensor, head: Tensor) -> Tensor:
-    return x @ head[..., :-1, :] + head[..., -1:, :]
+    return x @ head[:-1] + head[-1]
 
 
 def _logistic(
@@ -190,24 +190,28 @@ def _logistic(
     """
     alone = used is None
     used = torch.ones(1, len(y)) if used is None else used
-    share = used / used.sum(1, keepdim=True).clamp(min=1)
+    share = (used / used.sum(1, keepdim=True).clamp(min=1)).T
+    shape = len(used), x.shape[1] + 1, classes
     with torch.enable_grad():
-        head = torch.zeros(len(used), x.shape[1] + 1, classes) if start is None else start.clone()
+        head = torch.zeros(shape[1], shape[0] * classes)  # the problems side by side
+        if start is not None:
+            head.copy_(start.movedim(0, 1).flatten(1))
         head.requires_grad_(True)
         solver = torch.optim.LBFGS(
-            [head], max_iter=60, history_size=10, line_search_fn="strong_wolfe"
+            [head], max_iter=60, history_size=10, tolerance_grad=1e-5, line_search_fn="strong_wolfe"
         )
 
         def loss() -> Tensor:
             solver.zero_grad()
-            logits = _logits(x, head).movedim(-1, 1)
-            losses = F.cross_entropy(logits, y.expand(len(used), -1), reduction="none")
-            value = (share * losses).sum() + decay * head[:, :-1].square().sum()
+            logits = _logits(x, head).unflatten(1, (len(used), classes)).movedim(2, 1)
+            losses = F.cross_entropy(logits, y[:, None].expand(-1, len(used)), reduction="none")
+            value = (share * losses).sum() + decay * head[:-1].square().sum()
             value.backward()
             return value
 
         solver.step(loss)
-    return head.detach()[0] if alone else head.detach()
+    found = head.detach().unflatten(1, (shape[0], classes)).movedim(1, 0).contiguous()
+    return found[0] if alone else found
 
 
 def _ridge(x: Tensor, y: Tensor, classes: int, decay: float) -> Tensor:
