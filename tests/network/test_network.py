@@ -98,10 +98,9 @@ def test_outside_a_call_the_backbone_is_the_plain_network():
 
 
 @pytest.mark.parametrize("gradients", [True, False])
-@pytest.mark.parametrize("norms", zoo.NORMS.values(), ids=zoo.NORMS)
 @pytest.mark.slow
-def test_sixteen_threads_with_random_domains_equal_the_serial_answers(norms, gradients):
-    net = zoo.network("convnet with norms", norms=norms)
+def test_sixteen_threads_with_random_domains_equal_the_serial_answers(gradients):
+    net = zoo.network("convnet with norms", norms=zoo.NORMS["mixed"])
     net.requires_grad_(False)
     x = torch.randn(3, 3, 16, 16)
     batches = [["residual", "conv", "conv"], ["lowrank", "parallel", "lowrank"]]

@@ -111,7 +111,7 @@ DESCRIPTIONS = {
     "collect": "n, mean and covariance of A's input, over the training images",
     "gradients": "gradients of the loss at A's output, over a few hundred images",
     "normalize": "compress A to C·M·W in closed form; validation images decide how far",
-    "race": "try learning rates for a short while, judged on the validation images",
+    "race": "try learning rates for a short while: the validation images show which are too high",
     "train": "train what the domain owns; the backbone stays frozen",
     "tune": "train M, norms and head to recover what the compression lost",
     "warm-up": "train only the new head first",

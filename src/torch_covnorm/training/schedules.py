@@ -79,8 +79,9 @@ class Training:
     keep: the state to keep. "best" is that of the epoch with the highest validation accuracy.
         "settled" is that of the last epoch, unless it is worse than the best by more than one
         standard error: with few validation images the best epoch is best by chance. `adapt` then
-        averages the trained parameters of a new domain with those at the start, and trains on
-        fewer than 100 validation images too, once they have chosen the settings (`everything=`).
+        averages the trained parameters of a new domain with those at the start, if that validates
+        clearly better, and trains on fewer than 100 validation images too, once they have chosen
+        the settings (`everything=`).
     recover: if training diverges, go back to the last good epoch and continue with a third of the
         rate. Otherwise a loss that is not finite is an error.
     clip: the largest gradient norm.
