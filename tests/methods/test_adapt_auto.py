@@ -11,7 +11,7 @@ import wide_digits
 from torch import Tensor
 
 import torch_covnorm as cn
-from torch_covnorm.training.auto import clearly_worse
+from torch_covnorm.training.auto import RATES, clearly_worse
 from torch_covnorm.training.evaluation import correct
 from torch_covnorm.training.probe import features, fit_head
 
@@ -53,7 +53,7 @@ def test_every_choice_is_in_the_result():
     _, found = adapted()
     assert set(found.choices) >= {"epochs", "class weights", "head", "augment", "lr"}
     assert found.choices["epochs"] == round(300 / 200**0.5)
-    assert found.choices["lr"]["rate"] in (3e-3, 1e-3, 3e-4, 1e-4)
+    assert found.choices["lr"]["rate"] in RATES
     assert found.choices["class weights"] is None
     assert found.record()["choices"] == found.choices
     assert found.stages["linear"] == 100 * float(linear()[1].double().mean())

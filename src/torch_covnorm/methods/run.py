@@ -44,7 +44,7 @@ from .result import Adapted
 
 FEW = 100  # validation images that cannot tell a good domain from one some points worse
 SHARES = (1.0, 0.75, 0.5)  # of the trained parameters in an average with those at the start
-UNMEASURED = 0.5  # the share if no validation images are held out
+UNMEASURED = 0.75  # the share if no validation images are held out
 Statistics = TypeVar("Statistics", Moments, GradientMoments)
 
 
@@ -153,7 +153,7 @@ class Run:
 
         The trained ones alone are kept, unless a smaller share of them is clearly more often right
         about the validation images, by more than a standard error of the paired difference. If no
-        validation images are held out, the share is 0.5.
+        validation images are held out, the share is 0.75.
         """
         trained = {k: t.clone() for k, t in tensors_of(self.domain).items()}
 

@@ -2,7 +2,8 @@
 
 The choices, in order:
 
-1. epochs by the number of training images (`epochs_for`);
+1. epochs by the number of training images (`epochs_for`), all of them: in the middle of a cycle,
+   at the highest rate, validation says little about its end, so nothing stops early by default;
 2. class weights, if the classes are unbalanced (`weights_for`);
 3. the head starts as the best linear head on the features of the bare backbone (`start_head_`);
 4. mirrored training images, if a linear head is as often right about mirrors of images that it
@@ -38,9 +39,9 @@ from .probe import CROSS_VALIDATED, LinearHead, features, fit_head, right_about
 from .progress import Report
 from .schedules import AUTO, Training
 
-RATES = (3e-3, 1e-3, 3e-4, 1e-4)
-USUAL = 1e-3  # the rate without a race, and whenever the race does not rule it out
-TOLERATED = 0.2  # of the loss of a guess: how far a short run may end above the best one
+RATES = (6e-3, 2e-3, 6e-4, 2e-4)
+USUAL = 2e-3  # the rate without a race, and whenever the race does not rule it out
+TOLERATED = 0.5  # of the loss of a guess: how far a short run may end above the best one
 UNBALANCED = 3  # images of the largest class per image of the smallest
 SHIFT = 16  # shifts are up to 1/16 of the side
 SHORT, LEAST_STEPS = 24, 5  # a run of a race has 1/24 of the steps of training, at least five
@@ -182,8 +183,8 @@ def picked_rate(found: Mapping[float, Tensor], classes: int) -> float:
 
     A short run cannot find the best rate: it favors low ones, because the head starts at its best
     and every change costs at first. But it shows a rate that is too high. So it is the usual rate,
-    or the next lower one whose mean loss is at most 0.2 ln(classes), a fifth of the loss of a
-    guess, above the lowest. A higher rate must beat the usual one by more than a standard error of
+    or the next lower one whose mean loss is at most 0.5 ln(classes), half of the loss of a guess,
+    above the lowest. A higher rate must beat the usual one by more than a standard error of
     the paired difference.
     """
     means = {rate: float(loss.mean()) for rate, loss in found.items()}
@@ -305,8 +306,7 @@ def choose(
         images, labels = train, _labels(train)
     if training.epochs == AUTO:
         epochs = epochs_for(sum(len(images_of(batch)) for batch in images))
-        stop_after = training.stop_after or max(3, epochs // 3)
-        training = replace(training, epochs=epochs, stop_after=stop_after)
+        training = replace(training, epochs=epochs)
         record["epochs"] = epochs
     weights = None
     if labels is not None and training.class_weights == AUTO:
