@@ -53,6 +53,25 @@ def test_the_page_is_made_of_the_rows_in_the_results():
     assert page.render(text, other) != text
 
 
+def test_the_readme_shows_the_means_of_the_page():
+    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
+    found = statistics.by_method(rows, "efficientnet-lite0")
+    readme = (page.DOCS.parents[1] / "README.md").read_text()
+
+    def line(name: str, numbers: list[str]) -> str:
+        return f"| {name} | {' | '.join(numbers)} |"
+
+    means = [f"{page.mean(found, m):.1f}" for m in METHODS]
+    sizes = [f"{page.kilobytes(found, m):,.0f}" for m in METHODS]
+    seconds = [
+        f"{page.total(found, m, 'seconds') / len(statistics.common(found)):.0f}" for m in METHODS
+    ]
+    assert line("mean test accuracy %", means) in readme
+    assert line("kilobytes per task", sizes) in readme
+    assert line("seconds on two cores", seconds) in readme
+    assert line("mean test accuracy %", means[::-1]) not in readme, "a control"
+
+
 def test_every_row_is_about_the_same_test_images():
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()]
     assert all(len(r["correct"]) == r["n"] for r in rows)
