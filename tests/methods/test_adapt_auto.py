@@ -204,8 +204,18 @@ def test_a_domain_that_is_clearly_worse_than_the_linear_head_becomes_it(tmp_path
     assert found.accuracy == found.stages["linear"] == 100 * float(right.double().mean())
 
 
+def test_the_whole_cycle_is_run_although_validation_falls_in_between():
+    def epochs(**given):
+        steps = []
+        adapted(misleading(), progress=steps.append, lr=0.05, recover=False, **given)
+        return len({p.epoch for p in steps if p.stage == "train"})
+
+    assert epochs() == round(300 / 200**0.5)
+    assert epochs(stop_after=2) < 10, "a control"
+
+
 def test_control_what_adapts_well_keeps_its_adapters():
-    net, found = adapted(epochs=8, lr=0.01, augment="none")
+    net, found = adapted(epochs=8, lr=0.02, augment="none")
     assert not found.linear
     assert not any(adapter.idle for adapter in net.domain("d").adapters.values())
     assert found.parameters["adapter"] == sum(s.d_out**2 for s in net.sites.values())
