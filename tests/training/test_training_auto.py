@@ -210,22 +210,24 @@ def test_on_a_tie_it_is_the_usual_rate():
 @pytest.mark.parametrize(
     ("means", "picked"),
     [
-        ((3.0, 1.9, 1.0, 0.9), 2e-3),  # lower rates are ahead, as always after a few steps
-        ((3.0, 2.2, 1.0, 0.9), 6e-4),  # more than 0.5 ln 10 = 1.15 above the lowest
-        ((3.0, 2.2, 2.1, 0.9), 2e-4),
+        ((9.0, 5.4, 1.0, 0.9), 2e-3),  # lower rates are ahead, as always after a few steps
+        ((9.0, 5.6, 1.0, 0.9), 6e-4),  # more than 2 ln 10 = 4.6 above the lowest
+        ((9.0, 5.6, 5.6, 0.9), 2e-4),
         ((1.3, 1.2, 1.0, 0.9), 2e-3),
         ((1.1, 1.2, 1.0, 0.9), 6e-3),  # a higher rate is clearly better than the usual one
-        ((1.1, 2.2, 1.0, 0.9), 6e-4),  # but the usual one is too high
+        ((1.1, 5.6, 1.0, 0.9), 6e-4),  # but the usual one is too high
     ],
 )
 def test_a_rate_that_is_too_high_is_lowered_and_a_low_one_needs_no_lead(means, picked):
-    noise = torch.linspace(-0.1, 0.1, 50)
+    noise = torch.linspace(-0.1, 0.1, 100)
     found = {rate: mean + noise for rate, mean in zip(RATES, means, strict=True)}
     assert picked_rate(found, 10) == picked
+    few = {rate: losses[:99] for rate, losses in found.items()}
+    assert picked_rate(few, 10) == min(picked, USUAL)
 
 
 def test_the_tolerance_grows_with_the_classes():
-    losses = zip(RATES, (9.0, 2.2, 1.0, 0.9), strict=True)
+    losses = zip(RATES, (9.0, 6.0, 1.0, 0.9), strict=True)
     found = {rate: torch.full((9,), loss) for rate, loss in losses}
     assert picked_rate(found, 10) == 6e-4
     assert picked_rate(found, 1000) == 2e-3

@@ -41,7 +41,8 @@ from .schedules import AUTO, Training
 
 RATES = (6e-3, 2e-3, 6e-4, 2e-4)
 USUAL = 2e-3  # the rate without a race, and whenever the race does not rule it out
-TOLERATED = 0.5  # of the loss of a guess: how far a short run may end above the best one
+TOLERATED = 2  # times the loss of a guess: how far a short run may end above the best one
+ENOUGH = 100  # validation images from which a higher rate than the usual one may win
 UNBALANCED = 3  # images of the largest class per image of the smallest
 SHIFT = 16  # shifts are up to 1/16 of the side
 SHORT, LEAST_STEPS = 24, 5  # a run of a race has 1/24 of the steps of training, at least five
@@ -183,14 +184,15 @@ def picked_rate(found: Mapping[float, Tensor], classes: int) -> float:
 
     A short run cannot find the best rate: it favors low ones, because the head starts at its best
     and every change costs at first. But it shows a rate that is too high. So it is the usual rate,
-    or the next lower one whose mean loss is at most 0.5 ln(classes), half of the loss of a guess,
-    above the lowest. A higher rate must beat the usual one by more than a standard error of
-    the paired difference.
+    or the next lower one whose mean loss is at most 2 ln(classes), twice the loss of a guess, above
+    the lowest. A higher rate must beat the usual one by more than a standard error of the paired
+    difference, on at least 100 images.
     """
     means = {rate: float(loss.mean()) for rate, loss in found.items()}
     highest = min(means.values()) + TOLERATED * math.log(max(classes, 2))
     rate = max((r for r in found if r <= USUAL and means[r] <= highest), default=min(found))
     faster = [r for r in found if r > USUAL and clearly_lower(found[r], found[USUAL])]
+    faster = faster if len(found[USUAL]) >= ENOUGH else []
     return min(faster, key=lambda r: means[r]) if rate == USUAL and faster else rate
 
 
