@@ -107,7 +107,7 @@ def verdicts(found: Found) -> list[str]:
     return [
         f"{goal}: **{'met' if met else 'missed'}**, {facts}."
         if all(len(found[m]) == len(PLANNED) for m in (OURS, *others))
-        else f"{goal}: not run yet."
+        else f"{goal}: not run yet{f'; so far {facts}' if facts and common(found) else ''}."
         for goal, others, (met, facts) in (
             (
                 "Not below the probe by more than one standard error in any cell",
