@@ -6,7 +6,7 @@ export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: demo recipe test test-fast check docs setup format bench bench-methods bench-serving bench-overload bench-strangers clean
 
-demo: setup  ## an ecology of four real tasks on one real network, in about ten minutes
+demo: setup  ## an ecology of four real tasks on one real network, in about a quarter of an hour
 	$(BIN)/covnorm demo
 
 recipe: setup  ## the whole paper on one task, top to bottom in one file, in about two minutes
@@ -14,7 +14,7 @@ recipe: setup  ## the whole paper on one task, top to bottom in one file, in abo
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-test: setup  ## every test, in about ten minutes on 2 cores
+test: setup  ## every test, in under twenty minutes on 2 cores
 	$(PYTEST)
 
 test-fast: setup  ## the inner loop, under 2 minutes: no server, no browser, no kill, nothing slow

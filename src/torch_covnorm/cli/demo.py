@@ -67,7 +67,7 @@ def demo(
     """Build an ecology of four real tasks on EfficientNet-Lite0: add, join, switch, report.
 
     The images come with the package, the ImageNet weights with the extra `default`. It takes about
-    ten minutes on two cores. If it is interrupted, run it again to resume.
+    a quarter of an hour on two cores. If it is interrupted, run it again to resume.
     """
     screen, start = common.screen, time.perf_counter()
     use_threads(threads)
