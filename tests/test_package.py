@@ -403,3 +403,9 @@ def test_every_page_can_be_reached_from_the_first():
 
 def test_the_readme_is_read_in_one_go():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def test_no_two_test_files_have_the_same_name():
+    """Pytest imports them by name: one of the two would not be run."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
