@@ -115,6 +115,8 @@ def summary(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> Iterator[T
             "frozen backbone, so that head is stored. More images, a larger --size or another "
             "backbone may help."
         )
+    elif note := below_linear(results, facts["source"]["images"].get(results["on"], 0)):
+        yield note
     elif results.get("declined"):
         yield "note: tuning lowered the validation accuracy, so the untuned domain is kept"
     if results.get("whole"):
@@ -123,6 +125,23 @@ def summary(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> Iterator[T
             f"{facts['source']['images'].get('val', 0):,} validation images, so A is stored "
             "uncompressed. Use --budget or --variance to compress it."
         )
+
+
+def below_linear(results: Mapping[str, Any], images: int) -> str | None:
+    """Return a note if the stored domain is less accurate than the linear head was.
+
+    By more than one standard error of the linear head on so many images.
+    """
+    linear, final = (results["accuracy"].get(stage) for stage in ("before", "final"))
+    if linear is None or final is None or not images:
+        return None
+    if linear - final <= (linear * (100 - linear) / images) ** 0.5:
+        return None
+    return (
+        f"note: on {images:,} {results['on']} images this is worse than a linear head on the "
+        f"frozen backbone ({final:.1f} % against {linear:.1f} %), which the validation images did "
+        "not show. Leave out --lr if you gave it, or add more images."
+    )
 
 
 def _details(facts: Mapping[str, Any]) -> Iterator[Table | str]:
