@@ -115,10 +115,12 @@ def summary(ecology: Ecology, name: str, facts: Mapping[str, Any]) -> Iterator[T
             "frozen backbone, so that head is stored. More images, a larger --size or another "
             "backbone may help."
         )
-    elif note := below_linear(results, facts["source"]["images"].get(results["on"], 0)):
-        yield note
-    elif results.get("declined"):
-        yield "note: tuning lowered the validation accuracy, so the untuned domain is kept"
+    else:
+        measured = facts.get("source", {}).get("images", {}).get(results["on"], 0)
+        if note := below_linear(results, measured):
+            yield note
+        if results.get("declined"):
+            yield "note: tuning lowered the validation accuracy, so the untuned domain is kept"
     if results.get("whole"):
         yield (
             "note: no smaller adapter stays within --max-drop on "
