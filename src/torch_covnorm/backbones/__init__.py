@@ -84,7 +84,7 @@ def preprocessing_of(backbone: nn.Module) -> dict[str, Any]:
 
 
 def _from_file(file: Path, *names: str) -> tuple[nn.Module, Matched]:
-    """Load the file of one of these networks; by order and shape only if there is no choice."""
+    """Load the weights of one of these networks; match by order and shape only as a last resort."""
     weights = read_weights(file)
     for name in names:
         try:

@@ -110,7 +110,7 @@ def _no_long_retries() -> Iterator[None]:
 
 
 def _reachable(address: str) -> bool:
-    """Return whether a connection opens; behind a proxy only the client itself can tell."""
+    """Return whether a connection opens. With a proxy, only the client itself can tell."""
     url = urllib.parse.urlsplit(address)
     if url.hostname is None or url.scheme in urllib.request.getproxies():
         return True
