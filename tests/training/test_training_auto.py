@@ -171,7 +171,7 @@ def racing(epochs=16, **settings):
     net, steps = small_digits.network(), []
     domain, before = net.domain("digits"), small_digits.state(net)
     train, val = small_digits.batches(120, 20), small_digits.batches(100, 50, start=200)
-    training = cn.Training("auto").changed({"epochs": epochs, "weight_decay": 0.0})
+    training = cn.Training("auto").changed({"epochs": epochs, "runs": 1, "weight_decay": 0.0})
     rate, found = race(net, "digits", train, val, training, progress=steps.append, **settings)
     assert net.domain("digits") is domain
     assert small_digits.same(small_digits.state(net), before), "the race leaves no trace"

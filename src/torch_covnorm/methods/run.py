@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import math
 import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,8 +43,8 @@ from .config import Config
 from .result import Adapted
 
 FEW = 100  # validation images that cannot tell a good domain from one some points worse
-SHARES = (1.0, 0.75, 0.5)  # of the trained parameters in an average with those at the start
-UNMEASURED = 0.75  # the share if no validation images are held out
+SHARES = (0.75, 0.5)  # of the trained parameters in an average with those at the start
+NEXT_RUN = 1_000_003  # from the seed of one run to that of the next
 Statistics = TypeVar("Statistics", Moments, GradientMoments)
 
 
@@ -131,10 +131,17 @@ class Run:
         training = self.choose().training
         if self.further and training.head == "probe":
             self._refit_head()
-        start = {k: t.clone() for k, t in tensors_of(self.domain).items()}
-        self.fit("train", training, penalty=penalty)
-        if training.keep == "settled" and self.new:
-            self._average_with(start)
+        start, ends = self._state(), []
+        for i in range(training.runs):
+            restore_(self.domain, start)
+            once = replace(training, runs=1, seed=training.seed + i * NEXT_RUN)
+            self.fit("train", once, penalty=penalty, folder=f"train-{i + 1}" if i else "train")
+            ends.append(self._state())
+        if len(ends) > 1:
+            restore_(self.domain, _mean(ends))
+            self.note("train")
+        if training.keep == "settled" and self.new and self.val is not None:
+            self._average_with(start, self.val)
         self.result.trained = copy.deepcopy(self.domain) if self.keeps_trained else None
 
     def _refit_head(self) -> None:
@@ -148,31 +155,24 @@ class Run:
         x, y = features(self.net, self.train, self.name)
         start_head_(self.net, self.name, fit_head(x, y.long(), len(self.domain.head.weight)))
 
-    def _average_with(self, start: dict[str, Tensor]) -> None:
+    def _state(self) -> dict[str, Tensor]:
+        """Return a copy of every parameter and buffer of the domain."""
+        return {k: t.clone() for k, t in tensors_of(self.domain).items()}
+
+    def _average_with(self, start: dict[str, Tensor], val: Iterable[Any]) -> None:
         """Average the trained parameters with those at the start, the linear head.
 
         The trained ones alone are kept, unless a smaller share of them is clearly more often right
-        about the validation images, by more than a standard error of the paired difference. If no
-        validation images are held out, the share is 0.75.
+        about the validation images, by more than a standard error of the paired difference.
         """
-        trained = {k: t.clone() for k, t in tensors_of(self.domain).items()}
-
-        def average(share: float) -> None:
-            mixed = {
-                k: torch.lerp(start[k], t, share) if t.is_floating_point() else t
-                for k, t in trained.items()
-            }
-            restore_(self.domain, mixed)
-
-        best = UNMEASURED
-        if self.val is not None:
-            best, right = 1.0, correct(self.net, self.name, self.val)
-            for share in SHARES[1:]:
-                average(share)
-                averaged = correct(self.net, self.name, self.val)
-                if clearly_worse(right, averaged):
-                    best, right = share, averaged
-        average(best)
+        trained, best = self._state(), 1.0
+        right = correct(self.net, self.name, val)
+        for share in SHARES:
+            restore_(self.domain, _mean([start, trained], [1 - share, share]))
+            averaged = correct(self.net, self.name, val)
+            if clearly_worse(right, averaged):
+                best, right = share, averaged
+        restore_(self.domain, _mean([start, trained], [1 - best, best]))
         self.result.choices["share of the trained parameters"] = best
         if best != 1:
             self.note("train")
@@ -241,8 +241,12 @@ class Run:
         training: Training,
         parameters: Sequence[nn.Parameter] | None = None,
         penalty: Penalty | None = None,
+        folder: str | None = None,
     ) -> None:
-        """Train `parameters`, or all that is trainable, as one stage of the snapshot."""
+        """Train `parameters`, or all that is trainable, as one stage of the snapshot.
+
+        folder: of the snapshot, if the stage trains several times.
+        """
         chosen = self.choose()
         done = fit(
             self.net,
@@ -256,12 +260,13 @@ class Run:
             augment=chosen.augment,
             progress=self.progress,
             stage=stage,
-            snapshot=None if self.snapshot is None else self.snapshot / stage,
+            snapshot=None if self.snapshot is None else self.snapshot / (folder or stage),
             every=self.every,
         )
-        self.result.seconds[stage] = done.seconds
+        seconds, choices = self.result.seconds, self.result.choices
+        seconds[stage] = seconds.get(stage, 0.0) + done.seconds
         if done.slowed:
-            self.result.choices[f"slowed in {stage}"] = done.slowed
+            choices[f"slowed in {stage}"] = choices.get(f"slowed in {stage}", 0) + done.slowed
         if self.val is not None:
             self.result.stages[stage] = done.accuracy
         self._test(stage)
@@ -295,7 +300,7 @@ class Run:
         if self.val is None:
             yield
             return
-        before = {k: t.clone() for k, t in tensors_of(self.domain).items()}
+        before = self._state()
         was, error = self._validated(self.val)
         yield
         now, _ = self._validated(self.val)
@@ -343,7 +348,7 @@ class Run:
         """
         loaders = (self.val, self.statistics, self.train)
         images = next(loader for loader in loaders if loader is not None)
-        make = partial(collect_gradients, seed=self.config.training.seed)
+        make = functools.partial(collect_gradients, seed=self.config.training.seed)
         return self._collected("gradients", "gradients", GradientMoments, make, images)
 
     def _collected(
@@ -495,6 +500,21 @@ class Run:
             raise CovNormError(
                 f"domain {self.name!r} already exists with other weights: give a new name"
             )
+
+
+def _mean(
+    states: Sequence[dict[str, Tensor]], weights: Sequence[float] | None = None
+) -> dict[str, Tensor]:
+    """Return the weighted mean of states of one domain; numbers that count come from the last."""
+    weights = weights or [1 / len(states)] * len(states)
+
+    def mean(tensors: Sequence[Tensor]) -> Tensor:
+        if not tensors[0].is_floating_point():
+            return tensors[-1]
+        parts = (w * t.double() for w, t in zip(weights, tensors, strict=True) if w)
+        return functools.reduce(operator.add, parts).to(tensors[0])
+
+    return {key: mean([state[key] for state in states]) for key in states[0]}
 
 
 def trained(domain: Domain, net: MultiDomainNetwork) -> bool:

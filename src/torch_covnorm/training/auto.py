@@ -3,7 +3,8 @@
 The choices, in order:
 
 1. epochs by the number of training images (`epochs_for`), all of them: in the middle of a cycle,
-   at the highest rate, validation says little about its end, so nothing stops early by default;
+   at the highest rate, validation says little about its end, so nothing stops early by default.
+   With few images, three runs of half as many, whose parameters are averaged (`runs_for`);
 2. class weights, if the classes are unbalanced (`weights_for`);
 3. the head starts as the best linear head on the features of the bare backbone (`start_head_`);
 4. mirrored training images, if a linear head is as often right about mirrors of images that it
@@ -42,6 +43,7 @@ from .schedules import AUTO, Training
 RATES = (6e-3, 2e-3, 6e-4, 2e-4)
 USUAL = 2e-3  # the rate without a race, and whenever the race does not rule it out
 TOLERATED = 2  # times the loss of a guess: how far a short run may end above the best one
+FEW_IMAGES = 700  # below: the mean of several runs, each with half of the epochs
 ENOUGH = 100  # validation images from which a higher rate than the usual one may win
 UNBALANCED = 3  # images of the largest class per image of the smallest
 SHIFT = 16  # shifts are up to 1/16 of the side
@@ -53,6 +55,14 @@ Augmentation = Callable[[Tensor], Tensor]
 def epochs_for(images: int) -> int:
     """Return 300 / √images, between 6 and 30: few images are seen more often."""
     return min(max(round(300 / math.sqrt(max(images, 1))), 6), 30)
+
+
+def runs_for(images: int) -> int:
+    """Return 3 below 700 images, else 1.
+
+    Runs from one start end far apart if they see few images, and their mean is better than each.
+    """
+    return 3 if images < FEW_IMAGES else 1
 
 
 def weights_for(counts: Tensor) -> Tensor | None:
@@ -213,14 +223,16 @@ def race(
     settings: `criterion`, `augment` and `progress` of `fit`.
     """
     domain, steps = net.domain(name), operator.length_hint(train)
-    short = max(int(training.epochs * steps / SHORT), LEAST_STEPS)
-    if len(RATES) * short > training.epochs * steps / 3:
+    total = training.epochs * training.runs * steps
+    short = max(int(total / SHORT), LEAST_STEPS)
+    if len(RATES) * short > total / 3:
         return USUAL, {"rate": USUAL, "why": "too few training steps for a race"}
 
     def run(rate: float) -> Tensor:
         net.domains[name] = copy.deepcopy(domain)
         batches = First(train, short) if short < steps else train
-        fixed = replace(training, epochs=max(short // steps, 1), lr=rate, stop_after=None)
+        once = {"epochs": max(short // steps, 1), "runs": 1, "stop_after": None}
+        fixed = replace(training, lr=rate, **once)
         fit(net, name, batches, None, fixed, stage="race", **settings)
         return losses(net, name, val)
 
@@ -261,7 +273,9 @@ class Chosen:
         """Return everything that was chosen, for a snapshot."""
         head, training = self.head, self.training
         return {
-            "training": {key: getattr(training, key) for key in ("epochs", "lr", "stop_after")},
+            "training": {
+                key: getattr(training, key) for key in ("epochs", "lr", "runs", "stop_after")
+            },
             "weights": self.weights,
             "head": None if head is None else [head.weight, head.bias, head.decay],
             "right": self.right,
@@ -306,10 +320,10 @@ def choose(
     labels = _labels(images)
     if labels is None and images is not train:
         images, labels = train, _labels(train)
-    if training.epochs == AUTO:
-        epochs = epochs_for(sum(len(images_of(batch)) for batch in images))
-        training = replace(training, epochs=epochs)
-        record["epochs"] = epochs
+    given = training.epochs != AUTO
+    if not given:
+        n = sum(len(images_of(batch)) for batch in images)
+        training = replace(training, epochs=epochs_for(n))
     weights = None
     if labels is not None and training.class_weights == AUTO:
         weights = weights_for(labels.bincount(minlength=net.domain(name).width or 0))
@@ -320,6 +334,13 @@ def choose(
     if labels is not None and training.head == "probe" and fresh:
         head, right = _linear_head(net, name, images, val)
         record["head"] = "fresh" if head is None else f"linear head, weight decay {head.decay:g}"
+    if training.runs == AUTO:
+        averaged = head is not None and not given and not len(net.domain(name).weights)
+        training = replace(training, runs=runs_for(n) if averaged else 1)
+        if training.runs > 1:
+            training = replace(training, epochs=-(-training.epochs // 2))
+    if not given:
+        record |= {"epochs": training.epochs, "runs": training.runs}
     if fresh and training.norm_statistics == "calibrated":
         calibrate_(net, name, images)
     if augment is None and training.augment == AUTO and (side := _side(images)) is not None:

@@ -115,6 +115,10 @@ def fit(
             f"epochs={settings.epochs!r}, lr={settings.lr!r}: fit takes numbers. cn.adapt chooses "
             "them from the data."
         )
+    if settings.runs not in (1, "auto"):
+        raise CovNormError(
+            f"runs={settings.runs}: fit trains once. cn.adapt averages several runs."
+        )
     loop = Loop(net, name, settings, stage, parameters, criterion, penalty, augment)
     saved = None
     try:

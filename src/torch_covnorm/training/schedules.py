@@ -35,6 +35,7 @@ _GIVEN: dict[str, Any] = {
     "class_weights": "none",
     "keep": "best",
     "recover": False,
+    "runs": 1,
 }
 _CHOSEN: dict[str, Any] = {
     "lr": AUTO,
@@ -44,8 +45,9 @@ _CHOSEN: dict[str, Any] = {
     "class_weights": AUTO,
     "keep": "settled",
     "recover": True,
+    "runs": AUTO,
 }
-INTEGERS = ("epochs", "patience", "stop_after", "seed")
+INTEGERS = ("epochs", "patience", "stop_after", "seed", "runs")
 NUMBERS = ("lr", "head_lr", "weight_decay", "momentum", "clip")
 OPTIONAL = ("stop_after", "head_lr", "clip")
 
@@ -58,6 +60,9 @@ class Training:
     `adapt` uses by default. A setting that is given is not chosen: ``Training("auto", lr=1e-3)``.
 
     epochs, lr: numbers, or "auto" to let `adapt` choose them.
+    runs: how often `adapt` trains a new domain, each time from the same start with another seed. It
+        keeps the mean of the trained parameters, which is better than each of them with few images.
+        "auto" is chosen with the epochs, which are those of one run.
     optimizer: "adamw", "adam" or "sgd"; a torch optimizer class, called with lr and weight_decay;
         or a function from parameter groups to an optimizer, which then sets its own rate.
     head_lr: a separate rate for the domain's head, which starts untrained.
@@ -108,6 +113,7 @@ class Training:
     clip: float | None = None
     precision: str = "float32"
     seed: int = 0
+    runs: Any = None  # int or "auto"; None: 1, or "auto" if the epochs are
 
     def __post_init__(self) -> None:
         for name, value in (_CHOSEN if self.epochs == AUTO else _GIVEN).items():
@@ -120,7 +126,7 @@ class Training:
         for name in (*INTEGERS, *NUMBERS):
             value = getattr(self, name)
             left_open = value is None and name in OPTIONAL
-            left_open = left_open or (value == AUTO and name in ("epochs", "lr"))
+            left_open = left_open or (value == AUTO and name in ("epochs", "lr", "runs"))
             if not left_open:
                 _check_number(name, value, name in INTEGERS)
         for name in ("betas", "milestones"):
@@ -133,6 +139,8 @@ class Training:
             raise CovNormError(
                 f"epochs={self.epochs}, lr={self.lr}: epochs must be >= 0 and lr > 0"
             )
+        if self.runs != AUTO and self.runs < 1:
+            raise CovNormError(f"runs={self.runs}: must be >= 1")
         if self.schedule == "steps" and not self.milestones:
             raise CovNormError("schedule='steps': set milestones=(epoch, …) as well")
 
