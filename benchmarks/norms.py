@@ -25,6 +25,7 @@ from torch_covnorm.errors import CovNormError
 
 from .fetch import cache
 from .ledger import Lines
+from .markers import filled
 from .paper.bench import Bench
 from .paper.compare import Values, deviation, over_seeds, paired
 from .paper.page.numbers import NONE, signed
@@ -149,10 +150,7 @@ def values(rows: Sequence[Row], system: str, norms: str) -> dict[str, dict[int, 
 
 def render(page: str, rows: Sequence[Row]) -> str:
     """Return the page with the tables of these rows between its markers."""
-    if BEGIN not in page or END not in page:
-        raise CovNormError(f"{DOCS}: has no lines {BEGIN!r} and {END!r}. Restore them.")
-    before, after = page.partition(BEGIN)[0], page.partition(END)[2]
-    return f"{before}{BEGIN}\n\n{tables(rows)}\n\n{END}{after}"
+    return filled(page, BEGIN, END, tables(rows))
 
 
 def tables(rows: Sequence[Row]) -> str:

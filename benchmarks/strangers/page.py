@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from torch_covnorm.errors import CovNormError
-
+from ..markers import filled
 from ..paper.page.numbers import NONE, number, share, signed, with_error
 from .cells import METHODS
 from .folders import SIZES
@@ -23,10 +22,7 @@ Found = Mapping[str, Mapping[Cell, Row]]
 
 def render(page: str, rows: Sequence[Row]) -> str:
     """Return the page with the tables of these rows between its markers."""
-    if BEGIN not in page or END not in page:
-        raise CovNormError(f"{DOCS}: has no lines {BEGIN!r} and {END!r}. Restore them.")
-    before, after = page.partition(BEGIN)[0], page.rpartition(END)[2]
-    return f"{before}{BEGIN}\n\n{tables(rows)}\n\n{END}{after}"
+    return filled(page, BEGIN, END, tables(rows))
 
 
 def tables(rows: Sequence[Row]) -> str:

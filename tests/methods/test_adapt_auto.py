@@ -11,6 +11,7 @@ import wide_digits
 from torch import Tensor
 
 import torch_covnorm as cn
+from torch_covnorm.methods.run import NEXT_RUN
 from torch_covnorm.training.auto import RATES, clearly_worse
 from torch_covnorm.training.evaluation import correct
 from torch_covnorm.training.probe import features, fit_head
@@ -52,7 +53,7 @@ def files(net, folder):
 def test_every_choice_is_in_the_result():
     _, found = adapted()
     assert set(found.choices) >= {"epochs", "class weights", "head", "augment", "lr"}
-    assert found.choices["epochs"] == round(300 / 200**0.5)
+    assert (found.choices["runs"], found.choices["epochs"]) == (3, 11)  # half of 300 / √200
     assert found.choices["lr"]["rate"] in RATES
     assert found.choices["class weights"] is None
     assert found.record()["choices"] == found.choices
@@ -160,6 +161,52 @@ def test_interrupted_and_called_again_it_is_the_same_to_the_bit(stage, step, tmp
     assert ("race" in {p.stage for p in later}) == (stage == "race"), "it is not chosen twice"
 
 
+# ── the mean of several runs ──────────────────────────────────────────────────────────────────
+
+
+def test_a_domain_is_the_mean_of_its_runs():
+    """As `fit` gives them one by one, each from the same start with a seed of its own."""
+    settings = {"training": "default", "lr": 1e-2}
+    net, _ = adapted(val=None, epochs=1, runs=3, **settings)
+    ends = []
+    for i in range(3):
+        alone, _ = adapted(val=None, epochs=0, **settings)
+        cn.fit(alone, "d", TRAIN, epochs=1, lr=1e-2, seed=i * NEXT_RUN, progress=False)
+        ends.append(small_digits.state(alone, "d"))
+    for key, found in small_digits.state(net, "d").items():
+        if found.is_floating_point():
+            parts = torch.stack([end[key].double() for end in ends])
+            torch.testing.assert_close(found, parts.mean(0).float(), atol=1e-7, rtol=1e-6)
+    assert not small_digits.same(ends[0], ends[1]), "a control: the runs differ"
+
+
+@pytest.mark.slow
+def test_it_resumes_in_the_second_run(tmp_path):
+    settings = {"epochs": 2, "lr": 1e-3, "runs": 2}
+    net, whole = adapted(**settings)
+    expected, seen = small_digits.state(net, "d"), []
+
+    def stop(p):
+        seen.append(p)
+        if len(seen) == 3 * len(TRAIN) + 2:
+            raise KeyboardInterrupt
+
+    settings |= {"snapshot": tmp_path / "run", "every": 0}
+    with pytest.raises(KeyboardInterrupt):
+        adapted(progress=stop, **settings)
+    later = []
+    net, again = adapted(progress=later.append, **settings)
+    assert small_digits.same(small_digits.state(net, "d"), expected)
+    assert (again.choices, again.stages) == (whole.choices, whole.stages)
+    assert len(later) < len(TRAIN), "what was done is not done again"
+
+
+def test_given_epochs_are_one_run():
+    steps = []
+    adapted(epochs=2, lr=1e-3, progress=steps.append)
+    assert len([p for p in steps if p.stage == "train"]) == 2 * len(TRAIN)
+
+
 # ── never clearly worse than the linear head ──────────────────────────────────────────────────
 
 
@@ -210,8 +257,8 @@ def test_the_whole_cycle_is_run_although_validation_falls_in_between():
         adapted(misleading(), progress=steps.append, lr=0.05, recover=False, **given)
         return len({p.epoch for p in steps if p.stage == "train"})
 
-    assert epochs() == round(300 / 200**0.5)
-    assert epochs(stop_after=2) < 10, "a control"
+    assert epochs(runs=1) == round(300 / 200**0.5)
+    assert epochs(runs=1, stop_after=2) < 10, "a control"
 
 
 def test_control_what_adapts_well_keeps_its_adapters():

@@ -22,6 +22,7 @@ from torch_covnorm.training.auto import (
     keeps_class,
     picked_rate,
     race,
+    runs_for,
     weights_for,
 )
 from torch_covnorm.training.evaluation import Evaluation
@@ -35,6 +36,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_fewer_images_are_seen_more_often():
     assert [epochs_for(n) for n in (0, 1, 100, 400, 900, 2500, 10**6)] == [30, 30, 30, 15, 10, 6, 6]
     assert all(epochs_for(n) >= epochs_for(n + 1) for n in range(3000))
+
+
+def test_few_images_are_trained_on_three_times():
+    assert [runs_for(n) for n in (0, 100, 1999, 2000, 10**6)] == [3, 3, 3, 1, 1]
 
 
 def test_class_weights_have_their_closed_form():
@@ -289,11 +294,20 @@ def test_fit_takes_numbers_only():
     net, data = small_digits.network(), small_digits.batches()
     with pytest.raises(cn.CovNormError, match=r"fit takes numbers. cn\.adapt chooses"):
         cn.fit(net, "digits", data, training="auto")
+    with pytest.raises(cn.CovNormError, match=r"runs=2: fit trains once. cn\.adapt averages"):
+        cn.fit(net, "digits", data, epochs=1, runs=2)
+
+
+@pytest.mark.parametrize("runs", [0, -1, 1.5, "two", True])
+def test_runs_are_a_number_from_one_on(runs):
+    with pytest.raises(cn.CovNormError, match=f"runs={runs!r}"):
+        cn.Training(runs=runs)
 
 
 def test_given_settings_stay_and_the_rest_is_auto():
     auto, given = cn.Training("auto"), cn.Training("auto", lr=1e-3, head="fresh")
     assert (auto.lr, auto.head, auto.keep, auto.recover) == ("auto", "probe", "settled", True)
+    assert (auto.runs, cn.Training("auto", runs=2).runs, cn.Training().runs) == ("auto", 2, 1)
     assert (given.lr, given.head, given.keep) == (1e-3, "fresh", "settled")
     fixed = cn.Training()
     assert (fixed.lr, fixed.head, fixed.keep, fixed.recover) == (3e-3, "fresh", "best", False)

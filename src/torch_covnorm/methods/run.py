@@ -282,11 +282,12 @@ class Run:
         """Return the settings of the stage after compression.
 
         What the configuration leaves open follows from the first stage: a third of its rate, half
-        of its epochs.
+        of its epochs, or as many as one of its runs if there are several.
         """
         tuning, first = self.config.tuning, self.choose().training
         if tuning.epochs == AUTO:
-            tuning = replace(tuning, epochs=-(-first.epochs // 2), stop_after=first.stop_after)
+            epochs = first.epochs if first.runs > 1 else -(-first.epochs // 2)
+            tuning = replace(tuning, epochs=epochs, stop_after=first.stop_after)
         return replace(tuning, lr=first.lr / 3) if tuning.lr == AUTO else tuning
 
     @contextlib.contextmanager
