@@ -201,6 +201,16 @@ def test_it_resumes_in_the_second_run(tmp_path):
     assert len(later) < len(TRAIN), "what was done is not done again"
 
 
+def test_tuning_runs_once():
+    settings = {"epochs": 1, "lr": 1e-3, "runs": 2, "augment": "none"}
+    steps = []
+    adapted(method="covnorm", variance=0.9, progress=steps.append, **settings)
+    count = {stage: len([p for p in steps if p.stage == stage]) for stage in ("train", "tune")}
+    assert count == {"train": 2 * len(TRAIN), "tune": len(TRAIN)}
+    with pytest.raises(cn.CovNormError, match="tuning has runs=2: only the first stage"):
+        adapted(method="covnorm", tuning={"runs": 2}, **settings)
+
+
 def test_given_epochs_are_one_run():
     steps = []
     adapted(epochs=2, lr=1e-3, progress=steps.append)

@@ -134,7 +134,7 @@ class Run:
         start, ends = self._state(), []
         for i in range(training.runs):
             restore_(self.domain, start)
-            once = replace(training, runs=1, seed=training.seed + i * NEXT_RUN)
+            once = replace(training, seed=training.seed + i * NEXT_RUN)
             self.fit("train", once, penalty=penalty, folder=f"train-{i + 1}" if i else "train")
             ends.append(self._state())
         if len(ends) > 1:
@@ -253,7 +253,7 @@ class Run:
             self.name,
             self.train,
             self.val,
-            training,
+            replace(training, runs=1),
             parameters=parameters,
             criterion=chosen.criterion(next(self.net.backbone.parameters()).device),
             penalty=penalty,

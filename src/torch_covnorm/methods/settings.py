@@ -75,6 +75,8 @@ def configure(
     first = first.changed({k: v for k, v in options.items() if k in of_training})
     if not isinstance(tuning, Training):
         tuning = _tuning(first, preset).changed(dict(tuning or {}))
+    if tuning.runs not in (1, AUTO):
+        raise CovNormError(f"tuning has runs={tuning.runs}: only the first stage can have several")
     return Config(method, given, first, tuning, norms)
 
 
@@ -82,7 +84,7 @@ def _tuning(first: Training, preset: str | None) -> Training:
     slower = TUNED_SLOWER.get(str(preset), 3)
     head_lr = None if first.head_lr is None else first.head_lr / slower
     lr = first.lr if first.lr == AUTO else first.lr / slower
-    second = replace(first, lr=lr, head_lr=head_lr)
+    second = replace(first, lr=lr, head_lr=head_lr, runs=1)
     if preset is not None or first.epochs == AUTO:
         return second
     half = -(-first.epochs // 2)
