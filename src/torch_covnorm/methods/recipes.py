@@ -52,7 +52,7 @@ def _lwf(run: Run) -> None:
     strength, T = run.options["strength"], run.options["temperature"]
     if run.options["warm_up"]:
         epochs, lr = run.options["warm_up"], run.options["warm_up_lr"]
-        warm_up = replace(run.choose().training, epochs=epochs, lr=lr, head_lr=None)
+        warm_up = replace(run.choose().training, epochs=epochs, lr=lr, head_lr=None, runs=1)
         assert domain.head is not None
         run.fit("warm-up", warm_up, list(domain.head.parameters()))
     with OldHead(run.net, run.name).watching() as old:

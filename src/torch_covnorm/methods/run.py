@@ -134,8 +134,7 @@ class Run:
         start, ends = self._state(), []
         for i in range(training.runs):
             restore_(self.domain, start)
-            once = replace(training, seed=training.seed + i * NEXT_RUN)
-            self.fit("train", once, penalty=penalty, folder=f"train-{i + 1}" if i else "train")
+            self.fit("train", training, penalty=penalty, run=i)
             ends.append(self._state())
         if len(ends) > 1:
             restore_(self.domain, _mean(ends))
@@ -241,11 +240,11 @@ class Run:
         training: Training,
         parameters: Sequence[nn.Parameter] | None = None,
         penalty: Penalty | None = None,
-        folder: str | None = None,
+        run: int = 0,
     ) -> None:
         """Train `parameters`, or all that is trainable, as one stage of the snapshot.
 
-        folder: of the snapshot, if the stage trains several times.
+        run: which of the `runs` of the training, counted from 0; each has a seed of its own.
         """
         chosen = self.choose()
         done = fit(
@@ -253,14 +252,14 @@ class Run:
             self.name,
             self.train,
             self.val,
-            replace(training, runs=1),
+            replace(training, runs=1, seed=training.seed + run * NEXT_RUN),
             parameters=parameters,
             criterion=chosen.criterion(next(self.net.backbone.parameters()).device),
             penalty=penalty,
             augment=chosen.augment,
-            progress=self.progress,
+            progress=self._progress_in(run, training.runs),
             stage=stage,
-            snapshot=None if self.snapshot is None else self.snapshot / (folder or stage),
+            snapshot=self.snapshot and self.snapshot / (f"{stage}-{run + 1}" if run else stage),
             every=self.every,
         )
         seconds, choices = self.result.seconds, self.result.choices
@@ -269,7 +268,15 @@ class Run:
             choices[f"slowed in {stage}"] = choices.get(f"slowed in {stage}", 0) + done.slowed
         if self.val is not None:
             self.result.stages[stage] = done.accuracy
-        self._test(stage)
+        if training.runs == 1:  # of several, only the mean is tested
+            self._test(stage)
+
+    def _progress_in(self, run: int, runs: int) -> bool | Report | None:
+        """Return the progress report of one of several runs: their epochs count as one stage."""
+        report = self.progress
+        if not callable(report) or runs == 1:
+            return report
+        return lambda p: report(replace(p, epoch=run * p.epochs + p.epoch, epochs=runs * p.epochs))
 
     def tune(self) -> None:
         """Train after the compression; keep the result unless it validates worse."""

@@ -77,7 +77,7 @@ def configure(
         tuning = _tuning(first, preset).changed(dict(tuning or {}))
     if tuning.runs not in (1, AUTO):
         raise CovNormError(f"tuning has runs={tuning.runs}: only the first stage can have several")
-    return Config(method, given, first, tuning, norms)
+    return Config(method, given, first, replace(tuning, runs=1), norms)
 
 
 def _tuning(first: Training, preset: str | None) -> Training:
