@@ -320,10 +320,6 @@ def choose(
     labels = _labels(images)
     if labels is None and images is not train:
         images, labels = train, _labels(train)
-    given = training.epochs != AUTO
-    if not given:
-        n = sum(len(images_of(batch)) for batch in images)
-        training = replace(training, epochs=epochs_for(n))
     weights = None
     if labels is not None and training.class_weights == AUTO:
         weights = weights_for(labels.bincount(minlength=net.domain(name).width or 0))
@@ -334,13 +330,13 @@ def choose(
     if labels is not None and training.head == "probe" and fresh:
         head, right = _linear_head(net, name, images, val)
         record["head"] = "fresh" if head is None else f"linear head, weight decay {head.decay:g}"
-    if training.runs == AUTO:
-        averaged = head is not None and not given and not len(net.domain(name).weights)
-        training = replace(training, runs=runs_for(n) if averaged else 1)
-        if training.runs > 1:
-            training = replace(training, epochs=-(-training.epochs // 2))
-    if not given:
+    if training.epochs == AUTO:
+        n = sum(len(images_of(batch)) for batch in images)
+        averaged = head is not None and not net.domain(name).weights
+        training = _with_epochs(training, n, averaged)
         record |= {"epochs": training.epochs, "runs": training.runs}
+    elif training.runs == AUTO:
+        training = replace(training, runs=1)
     if fresh and training.norm_statistics == "calibrated":
         calibrate_(net, name, images)
     if augment is None and training.augment == AUTO and (side := _side(images)) is not None:
@@ -359,6 +355,14 @@ def choose(
         record["lr"] = found
         chosen = replace(chosen, training=replace(training, lr=rate))
     return chosen
+
+
+def _with_epochs(training: Training, images: int, averaged: bool) -> Training:
+    """Return a training with epochs and runs. averaged: the mean of several runs makes sense."""
+    epochs, runs = epochs_for(images), training.runs
+    if runs == AUTO:
+        runs = runs_for(images) if averaged else 1
+    return replace(training, epochs=epochs if runs == 1 else -(-epochs // 2), runs=runs)
 
 
 @dataclass(frozen=True)
