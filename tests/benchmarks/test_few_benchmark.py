@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 
 from benchmarks import domains, few
+from benchmarks.ledger import Lines
+from benchmarks.markers import filled
 
 
 def made_up() -> list[few.Row]:
@@ -25,6 +27,14 @@ def test_the_table_has_means_over_seeds_and_the_paired_gain():
     assert "| one run | 60.0 | 60.0 | 60.0 | 10 |" in text
     assert "| mean of three, half of the epochs each | 62.0 | 62.0 | 62.0 | 15 |" in text
     assert "is +2.0 (95 % interval +2.0 to +2.0) points above one run" in text
+
+
+def test_the_page_is_made_of_the_rows_in_the_results():
+    rows = Lines("few").rows
+    page = few.DOCS.read_text()
+    assert filled(page, few.BEGIN, few.END, few.table(rows)) == page
+    rows[0]["accuracy"] += 5
+    assert filled(page, few.BEGIN, few.END, few.table(rows)) != page, "a control"
 
 
 def test_training_and_test_images_are_disjoint_and_drawn_by_the_seed(monkeypatch):
