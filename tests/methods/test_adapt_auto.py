@@ -11,6 +11,7 @@ import wide_digits
 from torch import Tensor
 
 import torch_covnorm as cn
+from torch_covnorm.methods import run
 from torch_covnorm.methods.run import NEXT_RUN
 from torch_covnorm.training.auto import RATES, clearly_worse
 from torch_covnorm.training.evaluation import correct
@@ -179,6 +180,25 @@ def test_a_domain_is_the_mean_of_its_runs():
             parts = torch.stack([end[key].double() for end in ends])
             torch.testing.assert_close(found, parts.mean(0).float(), atol=1e-7, rtol=1e-6)
     assert not small_digits.same(ends[0], ends[1]), "a control: the runs differ"
+
+
+@pytest.mark.parametrize("val", [VAL, None], ids=["validated", "not validated"])
+def test_runs_that_are_too_far_apart_for_a_mean_leave_the_best_of_them(val, monkeypatch):
+    settings = {"training": "default", "epochs": 3, "lr": 1e-2, "runs": 2}
+    settings |= {"augment": small_digits.noisy, "val": val}
+    _, found = adapted(**settings)
+    assert found.choices["kept"] == "the mean of the runs", "a control"
+    ends = []
+
+    def nothing(states):
+        ends.extend(states)
+        return {k: -t if k.endswith(("weight", "A")) else t for k, t in states[0].items()}
+
+    monkeypatch.setattr(run, "_mean", nothing)
+    net, found = adapted(**settings)
+    assert found.choices["kept"] == "the best run"
+    kept = small_digits.state(net, "d")
+    assert any(all(torch.equal(kept[k], end[k]) for k in kept) for end in ends)
 
 
 @pytest.mark.slow

@@ -227,6 +227,7 @@ def test_a_rate_that_is_too_high_is_lowered_and_a_low_one_needs_no_lead(means, p
     noise = torch.linspace(-0.1, 0.1, 100)
     found = {rate: mean + noise for rate, mean in zip(RATES, means, strict=True)}
     assert picked_rate(found, 10) == picked
+    assert picked_rate(found, 10, runs=3) == min(picked, USUAL)
     few = {rate: losses[:99] for rate, losses in found.items()}
     assert picked_rate(few, 10) == min(picked, USUAL)
 

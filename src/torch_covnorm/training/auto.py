@@ -190,20 +190,21 @@ def clearly_lower(a: Tensor, b: Tensor) -> bool:
     return bool(difference.mean() > error)
 
 
-def picked_rate(found: Mapping[float, Tensor], classes: int) -> float:
+def picked_rate(found: Mapping[float, Tensor], classes: int, runs: int = 1) -> float:
     """Return the rate to train with, given the validation losses (n,) of a short run of each rate.
 
     A short run cannot find the best rate: it favors low ones, because the head starts at its best
     and every change costs at first. But it shows a rate that is too high. So it is the usual rate,
     or the next lower one whose mean loss is at most 2 ln(classes), twice the loss of a guess, above
     the lowest. A higher rate must beat the usual one by more than a standard error of the paired
-    difference, on at least 100 images.
+    difference, on at least 100 images; and there must be one run, because the runs of a high rate
+    end too far apart for a mean.
     """
     means = {rate: float(loss.mean()) for rate, loss in found.items()}
     highest = min(means.values()) + TOLERATED * math.log(max(classes, 2))
     rate = max((r for r in found if r <= USUAL and means[r] <= highest), default=min(found))
     faster = [r for r in found if r > USUAL and clearly_lower(found[r], found[USUAL])]
-    faster = faster if len(found[USUAL]) >= ENOUGH else []
+    faster = faster if len(found[USUAL]) >= ENOUGH and runs == 1 else []
     return min(faster, key=lambda r: means[r]) if rate == USUAL and faster else rate
 
 
@@ -240,7 +241,7 @@ def race(
         found = {rate: run(rate) for rate in RATES}
     finally:
         net.domains[name] = domain
-    rate = picked_rate(found, domain.width or 2)
+    rate = picked_rate(found, domain.width or 2, training.runs)
     means = {f"{r:g}": round(float(loss.mean()), 4) for r, loss in found.items()}
     return rate, {"rate": rate, "validation loss": means}
 
