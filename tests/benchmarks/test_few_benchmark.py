@@ -27,6 +27,9 @@ def test_the_table_has_means_over_seeds_and_the_paired_gain():
     assert "| one run | 60.0 | 60.0 | 60.0 | 10 |" in text
     assert "| mean of three, half of the epochs each | 62.0 | 62.0 | 62.0 | 15 |" in text
     assert "is +2.0 (95 % interval +2.0 to +2.0) points above one run" in text
+    assert "in 0 of 4 cells, the mean of three in 0" in text
+    worse = [{**row, "linear": 61.5} for row in made_up()]
+    assert "in 4 of 4 cells, the mean of three in 1" in few.table(worse)
 
 
 def test_the_page_is_made_of_the_rows_in_the_results():
