@@ -143,7 +143,8 @@ def table(rows: list[Row]) -> str:
     below = {n: sum(r["accuracy"] < r["linear"] for r in rows if r["runs"] == n) for n in RUNS}
     return (
         f"{table}\n\nThe mean of three runs is {interval} points above one run. One run ended "
-        f"below the linear head in {below[1]} of {len(rows) // 2} cells, the mean of three in {below[3]}."
+        f"below the linear head in {below[1]} of {len(rows) // 2} cells, the mean of three in "
+        f"{below[3]}."
     )
 
 
